@@ -1,0 +1,19 @@
+"""Callbacks shipped with claw-lightning; configurations may name them by class name alone."""
+
+from callbacks.checkpoints import RunCheckpoint
+from callbacks.option_diagnostics import OptionDiagnostics
+from callbacks.policy_publisher import PolicyPublisher
+from callbacks.progress import TrainingProgress
+from callbacks.signals import OrderlyStop
+from callbacks.staleness_monitor import StalenessMonitor
+from callbacks.target_update import TargetUpdate
+
+__all__ = [
+    "OptionDiagnostics",
+    "OrderlyStop",
+    "PolicyPublisher",
+    "RunCheckpoint",
+    "StalenessMonitor",
+    "TargetUpdate",
+    "TrainingProgress",
+]

@@ -1,0 +1,36 @@
+"""PolicyPublisher: puts the newest policy into the mailbox from which workers pull."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+
+from claw_lightning.errors import ConfigError
+from claw_lightning.hooks import UpdateCallback
+from claw_lightning.module import OptionCritic
+
+
+class PolicyPublisher(UpdateCallback):
+    """Publishes parameters, normaliser statistics and exploration together, under one version: the number of updates.
+
+    Args:
+        every: critic updates between publications.
+    """
+
+    def __init__(self, every: int = 8) -> None:
+        if every < 1:
+            raise ConfigError(f"PolicyPublisher.every is {every}; it must be at least 1")
+        self.every = every
+        self._last = 0
+
+    def on_update_end(self, trainer: pl.Trainer, module: OptionCritic) -> None:
+        """Publish when due."""
+        if module.updates - self._last < self.every:
+            return
+        self._last = module.updates
+        module.set_exploration()
+        trainer.datamodule.publish(module.policy, module.updates)  # type: ignore[attr-defined]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count from where a resumed run stands."""
+        assert isinstance(pl_module, OptionCritic)
+        self._last = pl_module.updates

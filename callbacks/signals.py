@@ -1,0 +1,61 @@
+"""OrderlyStop: Ctrl-C, SIGTERM and SIGHUP end a run after the current step, with a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+
+log = logging.getLogger(__name__)
+
+
+class OrderlyStop(pl.Callback):
+    """First signal: finish the ``training_step``, save, close the workers. Second signal: end now (exit status 1)."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+        self._trainer: pl.Trainer | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let the data module ask, so that waiting for experience or for an evaluation ends too."""
+        self._trainer = trainer
+        data: Any = getattr(trainer, "datamodule", None)
+        if data is not None:
+            data.stop_requested = lambda: self.received is not None
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                if number not in self._previous:
+                    self._previous[number] = signal.signal(number, self._handle)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning installs handlers of its own after ``setup``; take the signals back."""
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os.write(2, b"\nsecond signal: ending now\n")
+            data: Any = getattr(self._trainer, "datamodule", None)
+            if data is not None:
+                data.kill()
+            os._exit(1)
+        self.received = number
+        os.write(2, f"\n{signal.Signals(number).name}: stopping after this step; once more to end at once\n".encode())
+        if self._trainer is not None:
+            self._trainer.should_stop = True
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._previous.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._previous.clear()

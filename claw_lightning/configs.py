@@ -1,0 +1,67 @@
+"""Finds the configurations that ship with the project, from a source tree and from an installed wheel alike."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+def config_dir() -> Path | None:
+    """Folder of the shipped configurations, or None where none was installed.
+
+    The wheel carries them as ``claw_lightning/conf``; in a source tree (and an editable install) they are ``conf/``
+    beside the package. A ``pyproject.toml`` tells a source tree from a site-packages folder with a foreign ``conf``.
+    """
+    installed = _PACKAGE / "conf"
+    if installed.is_dir():
+        return installed
+    root = _PACKAGE.parent
+    if (root / "pyproject.toml").is_file() and (root / "conf").is_dir():
+        return root / "conf"
+    return None
+
+
+def list_configs() -> list[str]:
+    """Shipped configurations, sorted, as paths relative to ``conf/`` (``pendulum.yaml``, ``debug/fast.yaml``)."""
+    return sorted(_shipped())
+
+
+def find_config(name: str) -> Path:
+    """Path of the configuration called ``name``.
+
+    An existing file as given wins, so that a user's own ``conf/pendulum.yaml`` is never replaced by ours. Otherwise
+    ``conf/pendulum.yaml``, ``pendulum.yaml`` and ``pendulum`` all name the shipped file.
+
+    Raises:
+        FileNotFoundError: With one line that names the file, close matches and what is shipped.
+    """
+    given = Path(name).expanduser()
+    if given.is_file():
+        return given
+    shipped = _shipped()
+    key = given.as_posix().removeprefix("conf/")
+    for candidate in (key, *(key + suffix for suffix in _SUFFIXES)):
+        if candidate in shipped:
+            return shipped[candidate]
+    raise FileNotFoundError(_not_found(name, key, sorted(shipped)))
+
+
+def _shipped() -> dict[str, Path]:
+    """Shipped configurations by their path relative to ``conf/``."""
+    root = config_dir()
+    if root is None:
+        return {}
+    return {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.suffix in _SUFFIXES}
+
+
+def _not_found(name: str, key: str, shipped: list[str]) -> str:
+    """The one line that a user reads after a wrong name."""
+    # Compared without folder and suffix, so that `pendulm` is near `pendulum.yaml` and `fast` near `debug/fast.yaml`.
+    stems = [Path(path).stem for path in shipped]
+    near = set(difflib.get_close_matches(Path(key).stem, stems, n=3))
+    close = [path for path, stem in zip(shipped, stems, strict=True) if stem in near]
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"no configuration file {name!r}.{hint} Shipped: {', '.join(shipped) or 'none'}."

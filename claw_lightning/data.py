@@ -1,0 +1,580 @@
+"""ReplayDataModule and ReplayStream: experience from background workers, as a stream of replay batches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from claw_lightning.errors import ConfigError, WorkerError
+from claw_lightning.limits import available_memory
+from claw_lightning.metrics import EpisodeStatistics
+from claw_lightning.pool import Worker, WorkerCommand, WorkerPool
+from claw_lightning.rate import RateLimiter
+from claw_lightning.replay import ReplayBatch, ReplayMemory
+from claw_lightning.rollout.acting import OptionAgent
+from claw_lightning.rollout.collector import Collector, Episode, evaluate
+from claw_lightning.rollout.control import TIMERS, Control
+from claw_lightning.rollout.envs.base import SAME_STEP, EnvError, EnvSpec, VectorEnv, make_env
+from claw_lightning.rollout.mailbox import Mailbox
+from claw_lightning.rollout.networks import Policy
+from claw_lightning.rollout.ring import LaneRing, RowLayout
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.001
+
+
+@dataclass
+class EnvConfig:
+    """Which simulator runs in the workers.
+
+    Attributes:
+        class_path: a VectorEnv: the bare name of a shipped adapter (EnvPoolEnv, GymnasiumEnv) or a dotted path that the
+            worker's interpreter can import.
+        init_args: its arguments; ``task`` is the simulator's own name of the task.
+    """
+
+    class_path: str = "EnvPoolEnv"
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+
+class ReplayDataModule(pl.LightningDataModule):
+    """Owns the workers, their rings and the rate limiter; hands out replay batches and plays evaluations.
+
+    Public attributes for callbacks: :attr:`spec`, :attr:`memory`, :attr:`limiter`, :attr:`pool`, :attr:`episodes`,
+    :attr:`env_steps`, :attr:`finished`, :attr:`learner_wait`; methods :meth:`publish` and :meth:`evaluate`.
+
+    Args:
+        env: simulator and task; an :class:`EnvConfig` (which is what the command makes of ``data.env``): the simulator
+            itself is only ever built in the workers.
+        num_workers: worker processes.
+        envs_per_worker: lanes of each.
+        worker_python: interpreter of the workers; None: this one.
+        worker_device: device on which workers run the policy and GPU simulators: ``cpu`` or ``cuda:<n>``.
+        worker_threads: threads of each worker's torch; simulators have their own setting.
+        learner_threads: threads of the learner's torch; None: the cores that the workers leave, at least one.
+        capacity: environment steps kept, all workers together.
+        batch_size: samples per update.
+        updates_per_step: updates per ``training_step``; amortises Lightning's fixed cost per step.
+        samples_per_insert: batch_size x updates / environment steps inserted; the replay ratio that is comparable across
+            numbers of environments and batch sizes.
+        rate_band: samples that workers may run ahead; None: twice the smallest that works.
+        warmup_steps: environment steps with uniform actions before learning begins.
+        max_env_steps: environment steps after which the run ends; 0: never.
+        mode: ``overlapped`` (background processes) or ``lockstep`` (one process, fixed order, bit-exact for a seed).
+        pull_every: vector steps between a worker's looks for a newer policy.
+        eval_episodes: noise-free episodes per validation.
+        eval_envs: lanes of the evaluator.
+        eval_seed: seed of the evaluator's simulator.
+        seed: of simulators, exploration and sampler; None: ``seed_everything``'s, else 0.
+        restart_budget: restarts of one worker within ten minutes before the run ends with an error.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        num_workers: int = 1,
+        envs_per_worker: int = 16,
+        worker_python: str | None = None,
+        worker_device: str = "cpu",
+        worker_threads: int = 1,
+        learner_threads: int | None = None,
+        capacity: int = 1_000_000,
+        batch_size: int = 256,
+        updates_per_step: int = 8,
+        samples_per_insert: float = 64.0,
+        rate_band: float | None = None,
+        warmup_steps: int = 1_000,
+        max_env_steps: int = 0,
+        mode: Literal["overlapped", "lockstep"] = "overlapped",
+        pull_every: int = 1,
+        eval_episodes: int = 20,
+        eval_envs: int = 10,
+        eval_seed: int = 12345,
+        seed: int | None = None,
+        restart_budget: int = 5,
+    ) -> None:
+        super().__init__()
+        if not isinstance(env, EnvConfig):
+            raise ConfigError("data.env: give an EnvConfig; simulators are built in the workers")
+        self.env = env
+        self.num_workers, self.envs_per_worker = num_workers, envs_per_worker
+        self.worker_python = worker_python or sys.executable
+        self.worker_device, self.worker_threads, self.learner_threads = worker_device, worker_threads, learner_threads
+        self.capacity, self.batch_size, self.updates_per_step = capacity, batch_size, updates_per_step
+        self.samples_per_insert, self.rate_band = samples_per_insert, rate_band
+        self.warmup_steps, self.max_env_steps, self.mode = warmup_steps, max_env_steps, mode
+        self.pull_every, self.eval_episodes, self.eval_envs = pull_every, eval_episodes, eval_envs
+        self.eval_seed, self.restart_budget = eval_seed, restart_budget
+        self._seed = seed
+        self._check()
+        self.spec: EnvSpec | None = None
+        self.versions: dict[str, str] = {}
+        self.pool: WorkerPool | None = None
+        self.memory: ReplayMemory | None = None
+        self.limiter = self._new_limiter()
+        self.episodes = EpisodeStatistics()
+        self.learner_wait = 0.0
+        self._mark: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
+        self.stop_requested: Callable[[], bool] = lambda: False
+        self._mailbox: Mailbox | None = None
+        self._evaluator: WorkerPool | None = None
+        self._eval_result: dict[str, Any] | None = None
+        self._eval_requests = 0
+        self._restored_steps = 0
+        self._local: tuple[Collector, Control] | None = None
+        self._local_evaluator: Any = None
+
+    # -- settings -----------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        positive = (
+            "num_workers", "envs_per_worker", "worker_threads", "capacity", "batch_size", "updates_per_step",
+            "samples_per_insert", "pull_every", "eval_episodes", "eval_envs",
+        )  # fmt: skip
+        for name in positive:
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("warmup_steps", "max_env_steps", "restart_budget"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"data.{name} is {getattr(self, name)}; it cannot be negative")
+        if self.batch_size > self.capacity:
+            raise ConfigError(
+                f"data.batch_size ({self.batch_size}) is larger than data.capacity ({self.capacity}); "
+                "lower the one or raise the other"
+            )
+        if self.warmup_steps > self.capacity:
+            raise ConfigError(
+                f"data.warmup_steps ({self.warmup_steps}) is larger than data.capacity ({self.capacity}); "
+                "learning would never begin"
+            )
+        if 0 < self.max_env_steps <= self.warmup_steps:
+            raise ConfigError(
+                f"data.max_env_steps ({self.max_env_steps}) is not above data.warmup_steps ({self.warmup_steps}); "
+                "nothing would be learned"
+            )
+        if self.ring_steps < 8:
+            raise ConfigError(
+                f"data.capacity ({self.capacity}) leaves {self.ring_steps} vector steps for each of "
+                f"{self.num_workers} x {self.envs_per_worker} environments; at least 8 are needed"
+            )
+        if self.worker_device != "cpu" and not self.worker_device.startswith("cuda:"):
+            raise ConfigError(f"data.worker_device is '{self.worker_device}'; use cpu or cuda:<number>")
+        paid = (self.max_env_steps - self.warmup_steps) * self.samples_per_insert
+        if self.max_env_steps > 0 and paid < self.batch_size * self.updates_per_step:
+            raise ConfigError(
+                f"data.max_env_steps ({self.max_env_steps}) pays for less than one training step of "
+                f"{self.updates_per_step} x {self.batch_size} samples at data.samples_per_insert {self.samples_per_insert:g}"
+            )
+        cores = len(os.sched_getaffinity(0))
+        wanted = (self.learner_threads or 1) + self.num_workers * self.worker_threads
+        if self.mode == "overlapped" and wanted > max(2, cores):
+            log.warning(
+                "data.num_workers x data.worker_threads + the learner's threads are %d on %d cores: every process "
+                "will be slower than it need be",
+                wanted,
+                cores,
+            )
+
+    @property
+    def lanes(self) -> int:
+        """Environments of all workers."""
+        return self.num_workers * self.envs_per_worker
+
+    @property
+    def ring_steps(self) -> int:
+        """Vector steps that each worker's ring keeps."""
+        return self.capacity // self.lanes
+
+    @property
+    def seed(self) -> int:
+        """Base seed; workers add their index."""
+        if self._seed is not None:
+            return self._seed
+        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+    def _new_limiter(self) -> RateLimiter:
+        step = self.envs_per_worker  # granularity in which workers insert
+        try:
+            return RateLimiter(
+                self.samples_per_insert,
+                -(-self.warmup_steps // step) * step,
+                self.batch_size * self.updates_per_step,
+                self.lanes,
+                self.rate_band,
+                self.max_env_steps // step * step,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps inserted since the beginning of the run (resumed runs included)."""
+        return self.limiter.inserted
+
+    @property
+    def finished(self) -> bool:
+        """Whether ``max_env_steps`` have been collected and learned from."""
+        return self.limiter.finished
+
+    # -- Lightning hooks ----------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Learn the task's sizes from a short-lived worker, and share out the cores."""
+        if self.spec is None:
+            self.spec, self.versions = self.describe()
+            log.info("task %s: %s", self.spec.task, ", ".join(f"{k} {v}" for k, v in self.versions.items()))
+            self._check_memory(self.spec)
+        if self.learner_threads is not None:
+            torch.set_num_threads(self.learner_threads)
+        else:
+            workers = self.num_workers * self.worker_threads if self.mode == "overlapped" else 0
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
+
+    def describe(self) -> tuple[EnvSpec, dict[str, str]]:
+        """Sizes and versions of the task, found in the workers' interpreter.
+
+        Raises:
+            WorkerError: the simulator cannot be used; one line with the reason.
+        """
+        if self.mode == "lockstep":
+            env = self._make_local_env(1, self.seed)
+            env.close()
+            return env.spec, env.spec.versions
+        found: dict[str, Any] = {}
+        settings = dict(self._settings("describe", 0), num_envs=1)
+        worker = Worker("the simulator", self._command(settings), (), self.log_path("describe"))
+
+        pool = WorkerPool([worker])
+        try:
+            worker.start()
+            while not found:
+                pool.wait_for_message(0.2)
+                messages, ended = worker.messages()
+                found = next((m for m in messages if m["kind"] == "ready"), {})
+                if found:
+                    break
+                if worker.error is not None:
+                    raise WorkerError(worker.error["message"] + f" (log: {worker.log_path})")
+                if ended:
+                    worker.process.wait(5.0)  # type: ignore[union-attr]
+                    raise worker.failure(f"did not start in {self.worker_python} ({worker.exit_text()})")
+                if worker.control.silence > pool.deadlines[worker.control.phase]:
+                    raise worker.failure("did not start in time")
+        finally:
+            pool.close(grace=1.0)
+        return EnvSpec.from_json(found["spec"]), found["versions"]
+
+    def _check_memory(self, spec: EnvSpec) -> None:
+        layout = self.layout(spec)
+        needed = self.num_workers * LaneRing.bytes_needed(layout, self.ring_steps, self.envs_per_worker)
+        free = available_memory()
+        if needed > 0.9 * free:
+            fits = int(self.capacity * 0.8 * free / needed)
+            raise ConfigError(
+                f"data.capacity ({self.capacity:,} steps of {layout.row_bytes} bytes) needs {needed / 2**30:.1f} GiB, "
+                f"but only {free / 2**30:.1f} GiB are free; {fits:,} would fit"
+            )
+
+    @staticmethod
+    def layout(spec: EnvSpec) -> RowLayout:
+        """Packed row of a task."""
+        return RowLayout(spec.obs_size, spec.action_size, spec.states_size, spec.autoreset == SAME_STEP)
+
+    def train_dataloader(self) -> DataLoader[ReplayBatch]:
+        """The stream itself; collection begins at its first iteration."""
+        return DataLoader(ReplayStream(self), batch_size=None, num_workers=0)
+
+    def val_dataloader(self) -> DataLoader[int]:
+        """One item per evaluation: its seed. The module plays the episodes."""
+        return DataLoader([self.eval_seed], batch_size=None, num_workers=0)  # type: ignore[arg-type]
+
+    def test_dataloader(self) -> DataLoader[int]:
+        """As validation, with another seed."""
+        return DataLoader([self.eval_seed + 1], batch_size=None, num_workers=0)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and episode statistics. Experience itself is not stored: a resumed run fills its memory anew."""
+        return {"limiter": self.limiter.state_dict(), "episodes": self.episodes.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`; the stream then refills to the warm-up size before the first update."""
+        refill = self.limiter.warmup
+        self.limiter.load_state_dict(state["limiter"])
+        self._restored_steps = self.limiter.inserted
+        # The steps that refill the memory are not owed to the learner: no burst of updates after a resume.
+        self.limiter.warmup += refill
+        self.episodes.load_state_dict(state["episodes"])
+
+    def teardown(self, stage: str) -> None:
+        """Close the workers (normal end)."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close the workers (exception or signal; Lightning calls no teardown then)."""
+        self.close()
+
+    def kill(self) -> None:
+        """End all processes at once, without asking."""
+        for pool in (self.pool, self._evaluator):
+            if pool is not None:
+                pool.close(grace=0.0)
+
+    def close(self) -> None:
+        """Stop all processes. Idempotent."""
+        for pool in (self.pool, self._evaluator):
+            if pool is not None:
+                pool.close()
+        self._evaluator = None
+        if self._local is not None:
+            self._local[0].env.close()
+        if self._local_evaluator is not None:
+            self._local_evaluator[0].close()
+        self._local = self._local_evaluator = None
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    def log_path(self, name: str) -> Path:
+        """Log file of a process: in ``logs/`` of the run's folder."""
+        trainer = self.trainer
+        root = (trainer.log_dir or trainer.default_root_dir) if trainer is not None else os.getcwd()
+        return Path(root) / "logs" / f"{name}.log"
+
+    def _settings(self, mode: str, worker: int) -> dict[str, Any]:
+        return {
+            "mode": mode,
+            "worker": worker,
+            "env": {"class_path": self.env.class_path, "init_args": self.env.init_args},
+            "num_envs": self.envs_per_worker,
+            "num_threads": self.worker_threads,
+            "seed": self.seed + 1000 * worker,
+            "pull_every": self.pull_every,
+        }
+
+    def _command(self, settings: dict[str, Any]) -> WorkerCommand:
+        return WorkerCommand(self.worker_python, settings, self.worker_device)
+
+    def start_workers(self) -> None:
+        """Make the rings and start collecting; does nothing when it already runs."""
+        if self.memory is not None:
+            return
+        assert self.spec is not None and self.trainer is not None
+        layout = self.layout(self.spec)
+        module = self.trainer.lightning_module
+        rings = [LaneRing(layout, self.ring_steps, self.envs_per_worker) for _ in range(self.num_workers)]
+        self.memory = ReplayMemory(rings, self.seed)
+        mailbox = self.mailbox(module.policy)
+        agent = module.agent_settings()
+        if self.mode == "lockstep":
+            control = Control()
+            env = self._make_local_env(self.lanes, self.seed)
+            rings[0] = LaneRing(layout, self.capacity // self.lanes, self.lanes)
+            self.memory = ReplayMemory(rings[:1], self.seed)
+            option_agent = OptionAgent(num_lanes=self.lanes, seed=self.seed, **agent)
+            collector = Collector(
+                env, option_agent, rings[0], mailbox, control, self.episodes.add, self.seed, self.pull_every
+            )
+            self._local = (collector, control)
+            return
+        workers = []
+        for index, ring in enumerate(rings):
+            settings = dict(
+                self._settings("collect", index),
+                agent=dict(agent, worker=index, num_workers=self.num_workers),
+                layout={
+                    "obs_size": layout.obs_size,
+                    "action_size": layout.action_size,
+                    "states_size": layout.states_size,
+                    "has_finals": layout.has_finals,
+                },
+                num_steps=ring.num_steps,
+                ring_fd=ring.block.fd,
+                mailbox_fd=mailbox.block.fd,
+            )
+            fds = (ring.block.fd, mailbox.block.fd)
+            workers.append(Worker(f"worker {index}", self._command(settings), fds, self.log_path(f"worker_{index}")))
+        self.pool = WorkerPool(workers, self._on_message, self.restart_budget)
+        self.pool.start(wait=False)
+        self.regulate()
+
+    def _make_local_env(self, num_envs: int, seed: int) -> Any:
+        try:
+            return make_env(self.env.class_path, self.env.init_args, num_envs, seed)
+        except EnvError as error:
+            raise ConfigError(str(error)) from error
+
+    def mailbox(self, policy: Policy) -> Mailbox:
+        """The mailbox, with the policy's current parameters in it."""
+        if self._mailbox is None:
+            self._mailbox = Mailbox(policy.flat_size)
+            self._mailbox.publish(policy.flatten(), 0)
+        return self._mailbox
+
+    def publish(self, policy: Policy, version: int) -> None:
+        """Make parameters and normaliser statistics available to all workers, with their version (updates)."""
+        self.mailbox(policy).publish(policy.flatten(), version)
+
+    def regulate(self) -> None:
+        """Read what was inserted and tell every worker how far it may go."""
+        assert self.memory is not None
+        self.limiter.inserted = self._restored_steps + self.memory.inserted
+        if self.pool is None:
+            return
+        remaining = self.limiter.inserts_allowed - self.limiter.inserted
+        lanes = self.envs_per_worker
+        share, rest = divmod(max(0, remaining) // lanes, self.num_workers)
+        # What is left over goes to the workers that are behind, so that also the last few steps are inserted.
+        order = np.argsort([ring.head for ring in self.memory.rings], kind="stable")
+        for place, index in enumerate(order):
+            if index < len(self.pool.workers):
+                control = self.pool.workers[index].control
+                control.steps_allowed = self.memory.rings[index].head + share + (place < rest)
+
+    def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
+        if message["kind"] == "episodes":
+            self.episodes.add([Episode(*episode) for episode in message["episodes"]])
+
+    def next_batch(self) -> ReplayBatch | None:
+        """The next replay batch as soon as the rate allows it; None when the run has inserted and learned all."""
+        assert self.memory is not None
+        started = time.perf_counter()
+        while True:
+            self.regulate()
+            if self.finished or self.stop_requested():
+                assert self.trainer is not None
+                self.trainer.should_stop = True
+                return None
+            if self.limiter.can_sample and self.memory.stored > 0:
+                break
+            if self._local is not None:
+                self._local[0].step()
+            else:
+                assert self.pool is not None
+                self.pool.poll()
+                time.sleep(POLL_SECONDS)
+        self.learner_wait += time.perf_counter() - started
+        if self.pool is not None:
+            self.pool.poll()
+        batch = self.memory.sample(self.updates_per_step, self.batch_size)
+        batch.env_steps = self.limiter.inserted
+        self.limiter.sampled += self.updates_per_step * self.batch_size
+        self.regulate()
+        return batch
+
+    @property
+    def collection_version(self) -> int | None:
+        """Oldest policy version (updates) with which a running worker acts; None before any has adopted one."""
+        versions = [worker.control.version for worker in self.pool.workers if worker.ready] if self.pool else []
+        return min(versions) if versions and min(versions) > 0 else None
+
+    def log_metrics(self) -> dict[str, float]:
+        """What a logging step reports of episodes, rate, replay and workers; shares are since the last call."""
+        metrics = self.episodes.compute()
+        metrics["rate/samples_per_insert"] = self.limiter.achieved
+        if self.memory is not None:
+            metrics["replay/steps"] = float(self.memory.stored)
+        metrics["replay/quarantined"] = float(self.quarantined)
+        now, timers = time.perf_counter(), self.timers()
+        then, waited, before = self._mark
+        self._mark = (now, self.learner_wait, timers)
+        busy = sum(timers.values()) - sum(before.values())
+        if then > 0 and now > then:
+            metrics["rate/learner_wait"] = (self.learner_wait - waited) / (now - then)
+        if busy > 0:
+            metrics["rate/worker_wait"] = (timers["wait"] - before.get("wait", 0.0)) / busy
+            metrics.update({f"phase/{name}": (timers[name] - before.get(name, 0.0)) / busy for name in timers})
+        if self.pool is not None:
+            metrics["worker/alive"] = float(self.pool.alive)
+            metrics["worker/restarts"] = float(self.pool.restarts)
+        return metrics
+
+    def timers(self) -> dict[str, float]:
+        """Seconds per activity, summed over workers."""
+        if self._local is not None:
+            controls = [self._local[1]]
+        else:
+            controls = [worker.control for worker in self.pool.workers] if self.pool else []
+        return {name: float(sum(c.timers[i] for c in controls)) for i, name in enumerate(TIMERS)}
+
+    @property
+    def quarantined(self) -> int:
+        """Rows set aside because they held a number that is not finite."""
+        if self._local is not None:
+            return self._local[1].quarantined
+        return sum(worker.control.quarantined for worker in self.pool.workers) if self.pool else 0
+
+    # -- evaluation ---------------------------------------------------------------------------------------------
+
+    def evaluate(self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int) -> dict[str, Any] | None:
+        """Play noise-free episodes with a policy in a process of its own; None if a stop was requested meanwhile.
+
+        Returns:
+            ``return``, ``length``, ``success`` (one number per episode) and ``option`` (share of steps per option).
+        """
+        agent = dict(agent, evaluate=True, exploration=None)
+        lanes = min(self.eval_envs, episodes)
+        if self.mode == "lockstep":
+            if self._local_evaluator is None:
+                env = self._make_local_env(lanes, seed)
+                self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
+            env, option_agent = self._local_evaluator
+            option_agent.load(policy.flatten(), 0)
+            return evaluate(env, option_agent, episodes, seed, Control())
+        if self._evaluator is None:
+            self._eval_mailbox = Mailbox(policy.flat_size)
+            settings = dict(
+                self._settings("evaluate", 0),
+                num_envs=lanes,
+                seed=seed,
+                agent=agent,
+                mailbox_fd=self._eval_mailbox.block.fd,
+            )
+            fds = (self._eval_mailbox.block.fd,)
+            worker = Worker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
+            self._evaluator = WorkerPool([worker], self._on_evaluated, self.restart_budget)
+            self._evaluator.start(wait=False)
+        self._eval_mailbox.publish(policy.flatten(), 0)
+        self._eval_requests += 1
+        self._eval_result = None
+        worker = self._evaluator.workers[0]
+        restarts = -1
+        while self._eval_result is None:
+            if self.stop_requested():
+                return None
+            if restarts != worker.total_restarts:  # also after a restart: the request died with the process
+                restarts = worker.total_restarts
+                worker.send({"request": self._eval_requests, "episodes": episodes, "seed": seed})
+            self._evaluator.poll()
+            if self.pool is not None:
+                self.pool.poll()
+            self._evaluator.wait_for_message(0.05)
+        return self._eval_result
+
+    def _on_evaluated(self, worker: Worker, message: dict[str, Any]) -> None:
+        if message["kind"] == "evaluated" and message["request"] == self._eval_requests:
+            self._eval_result = message["result"]
+
+
+class ReplayStream(IterableDataset):
+    """Endless stream of :class:`ReplayBatch`. A new iteration (virtual epoch) never restarts the workers."""
+
+    def __init__(self, data: ReplayDataModule) -> None:
+        super().__init__()
+        self.data = data
+
+    def __iter__(self) -> Iterator[ReplayBatch]:
+        """Start the workers if they do not run yet, then yield batches as the rate allows."""
+        self.data.start_workers()
+        while (batch := self.data.next_batch()) is not None:
+            yield batch

@@ -1,0 +1,15 @@
+"""Errors that are the user's to mend: shown as one line, with the traceback in the log file only."""
+
+from __future__ import annotations
+
+
+class ClawError(Exception):
+    """Base class; the message names the setting or file and the cure."""
+
+
+class ConfigError(ClawError):
+    """A setting cannot be used as given."""
+
+
+class WorkerError(ClawError):
+    """A worker process failed for good; the message carries its log's path."""

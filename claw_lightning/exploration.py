@@ -1,0 +1,53 @@
+"""Schedule of exploration; the noise itself is drawn in the workers (rollout/noise.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from claw_lightning.errors import ConfigError
+from claw_lightning.rollout.noise import linear_decay
+
+
+@dataclass
+class Exploration:
+    """How workers explore.
+
+    Attributes:
+        kind: gaussian, ornstein_uhlenbeck or none (a Gaussian actor samples by itself).
+        scale_min: standard deviation of the least noisy lane, as a fraction of half the action range.
+        scale_max: of the noisiest; lanes of all workers are spread evenly between the two.
+        final: factor on the noise at the end of the decay.
+        decay_steps: environment steps of the linear decay from 1 to ``final``; 0: none.
+        uniform: probability of a uniform action in place of the policy's, once learning has begun.
+    """
+
+    kind: Literal["gaussian", "ornstein_uhlenbeck", "none"] = "gaussian"
+    scale_min: float = 0.1
+    scale_max: float = 0.1
+    final: float = 1.0
+    decay_steps: int = 0
+    uniform: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse values without meaning."""
+        if not 0.0 <= self.scale_min <= self.scale_max:
+            raise ConfigError(
+                f"model.exploration: 0 <= scale_min ({self.scale_min}) <= scale_max ({self.scale_max}) does not hold"
+            )
+        if not 0.0 <= self.uniform <= 1.0:
+            raise ConfigError(f"model.exploration.uniform is {self.uniform}; it is a probability")
+        if self.decay_steps < 0 or self.final < 0:
+            raise ConfigError("model.exploration: decay_steps and final cannot be negative")
+
+    def agent_settings(self) -> dict[str, Any]:
+        """Plain settings for OptionAgent."""
+        return {"kind": self.kind, "scale_min": self.scale_min, "scale_max": self.scale_max}
+
+    def at(self, env_steps: int, learning: bool) -> tuple[float, float]:
+        """Noise multiplier and probability of a uniform action; all actions are uniform before learning begins."""
+        if not learning:
+            return 1.0, 1.0
+        if self.decay_steps == 0:
+            return 1.0, self.uniform
+        return linear_decay(env_steps, 1.0, self.final, self.decay_steps), self.uniform

@@ -1,0 +1,28 @@
+"""Hook points beyond Lightning's own, for callbacks that must act between the updates of one ``training_step``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+
+if TYPE_CHECKING:
+    from claw_lightning.module import OptionCritic
+    from claw_lightning.replay import ReplayBatch
+
+
+class UpdateCallback(pl.Callback):
+    """A callback that is also called after every critic update.
+
+    One ``training_step`` makes ``data.updates_per_step`` updates; Lightning's batch hooks fire once for all of them.
+    """
+
+    def on_update_end(self, trainer: pl.Trainer, module: OptionCritic) -> None:
+        """After one critic update (and the policy updates that were due). ``module.updates`` has been counted."""
+
+    def on_batch_sampled(self, trainer: pl.Trainer, module: OptionCritic, batch: ReplayBatch) -> None:
+        """Before the updates of a ``training_step``, with the raw batch."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Values to log at the next logging step; called once per ``log_every_n_steps``. May reset accumulators."""
+        return {}

@@ -1,0 +1,100 @@
+"""Networks that judge: twin critics Q(s, o, a). They never leave the learner.
+
+Shapes: B batch, O observation, A action, K options, C critics, H hidden units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from claw_lightning.rollout.networks import ACTIVATIONS, init_linear
+
+
+class StackedLinear(nn.Module):
+    """C linear layers at once: [C, B, in] or [B, in] -> [C, B, out] as one batched matrix product."""
+
+    def __init__(
+        self, count: int, fan_in: int, fan_out: int, gain: float = 2**0.5, bias: bool = True, scheme: str = "orthogonal"
+    ) -> None:
+        super().__init__()
+        layers = [init_linear(nn.Linear(fan_in, fan_out), gain, scheme) for _ in range(count)]
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]).contiguous())
+        biases = torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers])
+        self.bias = nn.Parameter(biases) if bias else None
+
+    def forward(self, x: Tensor, first: int | None = None) -> Tensor:
+        """Apply all layers, or the first ``first`` of them."""
+        weight = self.weight[:first]
+        if x.dim() == 2:
+            x = x.expand(len(weight), -1, -1)
+        out = torch.bmm(x, weight)
+        # Not baddbmm: it first spreads the bias over the whole output, which costs more than the product (CPU, bf16).
+        # The cast matters too: adding float32 to bfloat16 in place takes ten times as long.
+        return out if self.bias is None else out.add_(self.bias[:first].to(out.dtype))
+
+
+class TwinCritic(nn.Module):
+    """C = 2 action values Q_i(s, o, a) with separate weights, computed together.
+
+    The first layer is split into the observation's part and that of action and option: for the values of all K options
+    at one state the former is computed once. The last layer runs in float32 also under autocast: eight bits of
+    mantissa are too few for a value.
+    """
+
+    one_hot: Tensor
+
+    def __init__(
+        self,
+        obs_size: int,
+        action_size: int,
+        num_options: int,
+        hidden: Sequence[int],
+        activation: str,
+        layer_norm: bool = False,
+        scheme: str = "orthogonal",
+        count: int = 2,
+    ) -> None:
+        super().__init__()
+        self.count, self.num_options = count, num_options
+        self.obs_layer = StackedLinear(count, obs_size, hidden[0], scheme=scheme)
+        # Action and option enter together, the option as one-hot: its rows of the weights are its embedding.
+        options = num_options if num_options > 1 else 0
+        self.action_layer = StackedLinear(count, action_size + options, hidden[0], bias=False, scheme=scheme)
+        self.hidden = nn.ModuleList(StackedLinear(count, a, b, scheme=scheme) for a, b in pairwise(hidden))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
+        self.last = StackedLinear(count, hidden[-1], 1, gain=0.01, scheme=scheme)
+        self.activation = ACTIVATIONS[activation]()
+        self.register_buffer("one_hot", torch.eye(num_options), persistent=False)
+
+    def forward(self, obs: Tensor, action: Tensor, option: Tensor, first: int | None = None) -> Tensor:
+        """Values of the executed options: [B, O], [B, A], [B] int64 -> [C, B] (``first``: of the first critics only)."""
+        if self.num_options > 1:
+            action = torch.cat((action, self.one_hot[option]), dim=1)
+        return self._rest(self.obs_layer(obs, first).add_(self.action_layer(action, first)), first)
+
+    def forward_all(self, obs: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
+        """Values of all options, each with its own action: [B, O], [B, K, A] -> [C, B, K]."""
+        batch, num_options = actions.shape[:2]
+        if self.num_options > 1:
+            actions = torch.cat((actions, self.one_hot.expand(batch, -1, -1)), dim=2)
+        h = self.action_layer(actions.reshape(batch * num_options, -1), first)
+        from_obs = self.obs_layer(obs, first)
+        h.view(len(from_obs), batch, num_options, -1).add_(from_obs.unsqueeze(2))
+        return self._rest(h, first).view(-1, batch, num_options)
+
+    def _rest(self, h: Tensor, first: int | None) -> Tensor:
+        for i, layer in enumerate([*self.hidden, None]):
+            if self.norms is not None:
+                h = self.norms[i](h)
+            h = self.activation(h)
+            if layer is not None:
+                h = layer(h, first)
+        with torch.autocast(h.device.type, enabled=False):
+            h, weight = h.float(), self.last.weight[:first, :, 0]
+            q = torch.stack([torch.mv(h[i], weight[i]) for i in range(len(weight))])
+            assert self.last.bias is not None
+            return q + self.last.bias[:first, 0]

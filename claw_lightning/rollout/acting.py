@@ -1,0 +1,151 @@
+"""OptionAgent: the policy as an option machine over N lanes: terminate, re-select, act, cap."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional
+
+import numpy as np
+import torch
+
+from claw_lightning.rollout.networks import Policy, build_policy, squashed_log_prob
+from claw_lightning.rollout.noise import GaussianNoise, OrnsteinUhlenbeckNoise, lane_scales
+
+
+class Decision(NamedTuple):
+    """What the agent did at one vector step; all arrays [N] unless noted, int32 / float32 / bool."""
+
+    action: np.ndarray  # [N, A] in [-1, 1]
+    option: np.ndarray
+    previous_option: np.ndarray  # -1 at first steps
+    age: np.ndarray  # steps since the option began; 0 where it was selected now
+    switched: np.ndarray
+    by_cap: np.ndarray
+    log_prob_action: np.ndarray  # of the Gaussian actor; 0 for deterministic actors, which have no ratio
+    log_prob_option: np.ndarray  # log p_hat(o | s, previous option), log pi_Omega at first steps
+
+
+class OptionAgent:
+    """Acts with a local copy of the policy.
+
+    At each step of a running option o the agent ends it with probability ``beta_o(s)``, but not before
+    ``min_option_duration`` and always at ``max_option_duration`` (0: no cap), then draws from ``pi_Omega(.|s)``. The cap
+    is behaviour only: targets keep the learned beta.
+
+    Args:
+        policy: plain settings of :class:`Policy`.
+        num_lanes: N.
+        exploration: ``kind`` (``gaussian``, ``ornstein_uhlenbeck``, ``none``), ``scale_min``, ``scale_max`` (spread
+            over all lanes of all workers, fraction of the action range's half width).
+        evaluate: noise-free: mean actions, options by ``greedy_options`` (end where beta > 1/2, take the most probable).
+    """
+
+    def __init__(
+        self,
+        policy: Dict[str, Any],
+        num_lanes: int,
+        seed: int,
+        max_option_duration: int = 0,
+        min_option_duration: int = 1,
+        exploration: Optional[Dict[str, Any]] = None,
+        worker: int = 0,
+        num_workers: int = 1,
+        evaluate: bool = False,
+        greedy_options: bool = True,
+    ) -> None:
+        self.policy: Policy = build_policy(policy)
+        self.policy.eval()
+        self.num_lanes = num_lanes
+        self.num_options = self.policy.num_options
+        self.max_duration, self.min_duration = max_option_duration, min_option_duration
+        self.evaluate, self.greedy_options = evaluate, greedy_options
+        self.version = 0
+        self._rng = np.random.default_rng(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+        action_size = self.policy.actor.action_size
+        settings = dict(exploration or {"kind": "none"})
+        kind = settings.get("kind", "gaussian")
+        self.noise: Any = None
+        if kind != "none" and not evaluate:
+            scales = lane_scales(
+                settings.get("scale_min", 0.1), settings.get("scale_max", 0.1), num_lanes, worker, num_workers
+            )
+            cls = {"gaussian": GaussianNoise, "ornstein_uhlenbeck": OrnsteinUhlenbeckNoise}[kind]
+            self.noise = cls(num_lanes, action_size, scales, self._rng)
+        self._option = np.zeros(num_lanes, np.int32)
+        self._age = np.zeros(num_lanes, np.int32)
+
+    def load(self, values: np.ndarray, version: int) -> None:
+        """Adopt flat policy parameters."""
+        self.policy.load_flat(values)
+        self.version = version
+
+    @torch.no_grad()
+    def act(self, obs: np.ndarray, first: np.ndarray) -> Decision:
+        """Decide for raw observations [N, O]; ``first`` [N] bool marks lanes that open an episode."""
+        policy = self.policy
+        x = policy.normalizer(torch.from_numpy(np.nan_to_num(obs)))
+        n = np.arange(self.num_lanes)
+        previous = np.where(first, -1, self._option).astype(np.int32)
+        log_prob_option = np.zeros(self.num_lanes, np.float32)
+        if self.num_options > 1:
+            probs = policy.option_probs(x).numpy()
+            beta = policy.beta(x).numpy()[n, self._option]
+            switched, by_cap = self._terminate(beta, first)
+            chosen = self._select(probs)
+            self._option = np.where(switched, chosen, self._option).astype(np.int32)
+            log_prob_option = self._log_prob_option(probs, beta, previous)
+        else:
+            switched, by_cap = first.copy(), np.zeros(self.num_lanes, bool)
+        self._age = np.where(switched, 0, self._age + 1).astype(np.int32)
+        raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)))
+        action, log_prob = self._action(raw, first)
+        return Decision(
+            action, self._option, previous, self._age, switched, by_cap, log_prob, log_prob_option
+        )
+
+    def _terminate(self, beta: np.ndarray, first: np.ndarray) -> Any:
+        if self.evaluate and self.greedy_options:
+            ended = beta > 0.5
+        else:
+            ended = self._rng.random(self.num_lanes) < beta
+        ended &= self._age + 1 >= self.min_duration
+        by_cap = np.zeros(self.num_lanes, bool)
+        if self.max_duration > 0:
+            by_cap = (self._age + 1 >= self.max_duration) & ~ended & ~first
+        return ended | by_cap | first, by_cap
+
+    def _select(self, probs: np.ndarray) -> np.ndarray:
+        if self.evaluate and self.greedy_options:
+            return probs.argmax(axis=1)
+        # Inverse transform; clipped because float32 cumulative sums may end below 1.
+        draws = self._rng.random((self.num_lanes, 1))
+        return np.minimum((probs.cumsum(axis=1) < draws).sum(axis=1), self.num_options - 1)
+
+    def _log_prob_option(self, probs: np.ndarray, beta: np.ndarray, previous: np.ndarray) -> np.ndarray:
+        n = np.arange(self.num_lanes)
+        selected = probs[n, self._option]
+        stay = (previous == self._option).astype(np.float32)
+        arrival = np.where(previous < 0, selected, (1.0 - beta) * stay + beta * selected)
+        return np.log(np.maximum(arrival, np.finfo(np.float32).tiny)).astype(np.float32)
+
+    def _action(self, raw: torch.Tensor, first: np.ndarray) -> Any:
+        actor = self.policy.actor
+        log_prob = np.zeros(self.num_lanes, np.float32)
+        if self.evaluate:
+            return actor.mean_action(raw).numpy(), log_prob
+        multiplier, uniform_probability = self.policy.exploration.tolist()
+        if actor.kind == "gaussian":
+            mean, std = actor.gaussian(raw)
+            pre_tanh = mean + std * torch.randn(mean.shape, generator=self._generator)
+            log_prob = squashed_log_prob(pre_tanh, mean, std).numpy()
+            action = torch.tanh(pre_tanh).numpy()
+        else:
+            action = actor.mean_action(raw).numpy()
+        if self.noise is not None:
+            self.noise.reset(first)
+            action = action + self.noise.sample(multiplier)
+        if uniform_probability > 0.0:
+            uniform = self._rng.random(self.num_lanes) < uniform_probability
+            draws = self._rng.uniform(-1.0, 1.0, action.shape)
+            action = np.where(uniform[:, None], draws, action)
+        return np.clip(action, -1.0, 1.0).astype(np.float32), log_prob

@@ -1,0 +1,21 @@
+"""Start a worker in any interpreter without putting this package's neighbours on its import path.
+
+Run by file name: ``<python> .../claw_lightning/rollout/bootstrap.py``. Where the learner's package lies in
+site-packages, a PYTHONPATH that led there would hand a Python 3.8 worker the learner's own numpy and torch.
+"""
+
+import os
+import sys
+import types
+
+if __name__ == "__main__":
+    here = os.path.dirname(os.path.abspath(__file__))
+    # A script's folder comes first on the path; this one's file names would hide others' modules.
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    package = types.ModuleType("claw_lightning")
+    package.__path__ = [os.path.dirname(here)]
+    sys.modules["claw_lightning"] = package
+
+    from claw_lightning.rollout.worker import run_and_exit
+
+    run_and_exit()

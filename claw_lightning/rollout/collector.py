@@ -1,0 +1,223 @@
+"""The loop that every worker runs: pull parameters, act, step, write. Lock-step mode runs the same object in-process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import numpy as np
+
+from claw_lightning.rollout import control as phases
+from claw_lightning.rollout.acting import OptionAgent
+from claw_lightning.rollout.control import Control
+from claw_lightning.rollout.envs.base import EnvError, VectorEnv
+from claw_lightning.rollout.mailbox import Mailbox
+from claw_lightning.rollout.ring import (
+    BORDER,
+    BY_CAP,
+    FIRST,
+    HAS_FINAL,
+    QUARANTINED,
+    SWITCHED,
+    TERMINATED,
+    TRUNCATED,
+    LaneRing,
+)
+
+
+class Episode(NamedTuple):
+    """A finished episode: undiscounted return, length in steps, success at its last step (nan: task has none)."""
+
+    ret: float
+    length: int
+    success: float
+
+
+class EpisodeTracker:
+    """Accumulates returns of N lanes and hands out finished episodes. Border steps do not count."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self.returns = np.zeros(num_lanes, np.float64)
+        self.lengths = np.zeros(num_lanes, np.int64)
+
+    def update(self, reward: np.ndarray, done: np.ndarray, border: np.ndarray, success: Any) -> List[Any]:
+        """Add one vector step; returns (lane, Episode) of lanes that ended."""
+        counted = ~border
+        self.returns += np.where(counted, reward, 0.0)
+        self.lengths += counted
+        finished = []
+        for lane in np.flatnonzero(done & counted):
+            solved = float(success[lane]) if success is not None else float("nan")
+            finished.append((int(lane), Episode(float(self.returns[lane]), int(self.lengths[lane]), solved)))
+            self.returns[lane], self.lengths[lane] = 0.0, 0
+        return finished
+
+
+class Puller:
+    """Adopts new parameters from a mailbox into an agent."""
+
+    def __init__(self, mailbox: Mailbox, agent: OptionAgent, control: Control) -> None:
+        self.mailbox, self.agent, self.control = mailbox, agent, control
+        self._sequence = 0
+
+    def pull(self) -> bool:
+        """Adopt newer parameters if there are any; never waits."""
+        letter = self.mailbox.read(self._sequence)
+        if letter is None:
+            return False
+        self._sequence, version, values = letter
+        self.agent.load(values, version)
+        self.control.version = version
+        return True
+
+
+class Collector:
+    """Steps one vector environment and writes every step into the ring.
+
+    Args:
+        on_episodes: called with a list of finished :class:`Episode`.
+        pull_every: vector steps between looks into the mailbox.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        agent: OptionAgent,
+        ring: LaneRing,
+        mailbox: Mailbox,
+        control: Control,
+        on_episodes: Callable[[List[Episode]], None],
+        seed: int,
+        pull_every: int = 1,
+    ) -> None:
+        self.env, self.agent, self.ring, self.control = env, agent, ring, control
+        self.puller = Puller(mailbox, agent, control)
+        self.on_episodes, self.seed, self.pull_every = on_episodes, seed, max(1, pull_every)
+        self.tracker = EpisodeTracker(env.num_envs)
+        self._steps = 0
+        self._obs: Optional[np.ndarray] = None
+
+    def reset(self) -> None:
+        """Open new episodes in all lanes. Their first-step flags keep anything from crossing into them."""
+        self.control.beat(phases.RESET)
+        self._obs = self._checked(self.env.reset(self.seed), (self.env.num_envs, self.env.spec.obs_size), "observation")
+        self._states = self.env.states()
+        self._first = np.ones(self.env.num_envs, bool)
+
+    def step(self) -> None:
+        """One vector step: pull, act, simulate, publish."""
+        if self._obs is None:
+            self.reset()
+        timers = self.control.timers
+        started = time.perf_counter()
+        if self._steps % self.pull_every == 0:
+            self.puller.pull()
+        self._steps += 1
+        pulled = time.perf_counter()
+        decision = self.agent.act(self._obs, self._first)
+        inferred = time.perf_counter()
+        self.control.beat(phases.STEP)
+        result = self.env.step(decision.action)
+        simulated = time.perf_counter()
+        self._write(decision, result)
+        self._finish(result)
+        written = time.perf_counter()
+        timers += (simulated - inferred, inferred - pulled, written - simulated, pulled - started, 0.0)
+
+    def _write(self, decision: Any, result: Any) -> None:
+        ring, view = self.ring, self.ring.layout.view
+        n, shape = self.env.num_envs, (self.env.num_envs, self.env.spec.obs_size)
+        self._checked(result.obs, shape, "observation")
+        self._checked(result.reward, (n,), "reward")
+        rows = ring.slot()
+        view(rows, "obs")[:] = self._obs
+        if ring.layout.states_size:
+            view(rows, "states")[:] = self._states
+        view(rows, "action")[:] = decision.action
+        view(rows, "reward")[:] = result.reward
+        view(rows, "log_prob_action")[:] = decision.log_prob_action
+        view(rows, "log_prob_option")[:] = decision.log_prob_option
+        view(rows, "option")[:] = decision.option
+        view(rows, "previous_option")[:] = decision.previous_option
+        view(rows, "option_age")[:] = decision.age
+        view(rows, "version")[:] = self.agent.version
+        flags = (
+            result.terminated * TERMINATED
+            + result.truncated * TRUNCATED
+            + self._first * FIRST
+            + result.is_border * BORDER
+            + decision.switched * SWITCHED
+            + decision.by_cap * BY_CAP
+        ).astype(np.int32)
+        floats = rows[:, : ring.layout.fields["log_prob_option"][1]]
+        bad = ~np.isfinite(floats).all(axis=1)
+        if bad.any():
+            flags[bad] |= QUARANTINED
+            self.control.add_quarantined(int(bad.sum()))
+        if ring.layout.has_finals:
+            indices = np.full(n, -1, np.int32)
+            if result.has_final_obs is not None and result.has_final_obs.any():
+                lanes = np.flatnonzero(result.has_final_obs)
+                finals = result.final_obs[lanes]
+                indices[lanes] = ring.write_finals(finals)
+                flags[lanes] |= HAS_FINAL
+            view(rows, "final_index")[:] = indices
+        view(rows, "flags")[:] = flags
+        ring.publish()
+
+    def _finish(self, result: Any) -> None:
+        done = (result.terminated | result.truncated) & ~result.is_border
+        episodes = self.tracker.update(result.reward, done, result.is_border, result.info.get("success"))
+        if episodes:
+            self.on_episodes([episode for _, episode in episodes])
+        # Next-step autoreset opens an episode after the border step, same-step autoreset right after the end.
+        self._first = done if self.ring.layout.has_finals else result.is_border
+        self._obs, self._states = result.obs, result.states
+
+    @staticmethod
+    def _checked(array: np.ndarray, shape: Any, what: str) -> np.ndarray:
+        if array.shape != shape or array.dtype != np.float32:
+            raise EnvError(
+                "the simulator returned a %s of shape %s %s, expected %s float32"
+                % (what, array.shape, array.dtype, shape)
+            )
+        return array
+
+
+def evaluate(env: VectorEnv, agent: OptionAgent, episodes: int, seed: int, control: Control) -> Dict[str, List[float]]:
+    """Play noise-free episodes; every lane contributes equally many, so that short episodes are not over-counted.
+
+    Returns ``return``, ``length``, ``success`` (empty where the task has none) of ``episodes`` episodes, and
+    ``option`` with the share of steps of each option.
+    """
+    lanes = env.num_envs
+    quota = np.full(lanes, episodes // lanes)
+    quota[: episodes % lanes] += 1
+    tracker = EpisodeTracker(lanes)
+    obs, first = env.reset(seed), np.ones(lanes, bool)
+    done = np.zeros(lanes, bool)
+    results: List[Episode] = []
+    usage = np.zeros(agent.num_options)
+    same_step = env.spec.autoreset == "same_step"
+    while quota.any():
+        control.beat(phases.EVALUATE)
+        if control.stop:
+            break
+        decision = agent.act(obs, first)
+        result = env.step(decision.action)
+        counted = (quota > 0) & ~result.is_border
+        usage += np.bincount(decision.option[counted], minlength=agent.num_options)
+        done = (result.terminated | result.truncated) & ~result.is_border
+        for lane, episode in tracker.update(result.reward, done, result.is_border, result.info.get("success")):
+            if quota[lane] > 0:
+                quota[lane] -= 1
+                results.append(episode)
+        first = done if same_step else result.is_border
+        obs = result.obs
+    success = [e.success for e in results if np.isfinite(e.success)]
+    return {
+        "return": [e.ret for e in results],
+        "length": [float(e.length) for e in results],
+        "success": success,
+        "option": [float(u) for u in usage / max(1.0, usage.sum())],
+    }

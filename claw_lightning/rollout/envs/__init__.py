@@ -1,0 +1,8 @@
+"""Simulators behind one contract. Importing this package imports numpy alone; an adapter imports its simulator
+when it is built."""
+
+from claw_lightning.rollout.envs.base import EnvError, EnvSpec, StepResult, VectorEnv, make_env
+from claw_lightning.rollout.envs.envpool_env import EnvPoolEnv
+from claw_lightning.rollout.envs.gymnasium_env import GymnasiumEnv
+
+__all__ = ["EnvError", "EnvPoolEnv", "EnvSpec", "GymnasiumEnv", "StepResult", "VectorEnv", "make_env"]

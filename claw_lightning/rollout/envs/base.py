@@ -1,0 +1,169 @@
+"""The one contract behind which every simulator ends.
+
+Nothing outside this folder knows which simulator ran. An adapter translates reset mode, dtypes, devices and
+buffer reuse into the values below, and says in its own docstring where it could not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+#: Simulators return the reset observation one step after the end of an episode (EnvPool, Gymnasium >= 1.0,
+#: Isaac Gym) or in the same step (Isaac Lab, mjlab). The first kind needs no memory for final observations.
+NEXT_STEP = "next_step"
+SAME_STEP = "same_step"
+
+
+class EnvError(Exception):
+    """A simulator or its task cannot be used as configured; the message names the setting and the cure."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a learner must know of a task before it allocates anything.
+
+    ``action_low`` and ``action_high`` are in the simulator's own units; policies act in [-1, 1] and
+    :meth:`VectorEnv.step` receives values in [-1, 1]: the adapter scales. For discrete tasks ``num_actions`` > 0,
+    ``action_size`` is 1 and actions are integral floats in [0, num_actions).
+    ``achieved_goal`` and ``desired_goal`` are (start, stop) slices of the observation, or None.
+    """
+
+    task: str
+    obs_size: int
+    action_size: int
+    action_low: List[float]
+    action_high: List[float]
+    max_episode_steps: int = 0  # 0: no time limit known
+    control_frequency: float = 0.0  # Hz; 0: unknown
+    states_size: int = 0  # privileged observations of an asymmetric critic
+    num_actions: int = 0  # > 0: discrete
+    autoreset: str = NEXT_STEP
+    achieved_goal: Optional[Tuple[int, int]] = None
+    desired_goal: Optional[Tuple[int, int]] = None
+    versions: Dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain containers only, fit for a pipe, a checkpoint or a log line."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Dict[str, Any]) -> EnvSpec:
+        """Inverse of :meth:`to_json` (JSON turns tuples into lists)."""
+        data = dict(data)
+        for name in ("achieved_goal", "desired_goal"):
+            if data.get(name) is not None:
+                data[name] = tuple(data[name])
+        return cls(**data)
+
+
+class StepResult(NamedTuple):
+    """One vector step of N environments. Arrays are float32 (flags bool), owned by the caller.
+
+    Attributes:
+        obs: [N, O], what the policy acts on next.
+        reward: [N].
+        terminated: [N] bool, the task ended: no bootstrap.
+        truncated: [N] bool, a time limit cut the episode: bootstrap from the true final observation.
+        final_obs: [N, O] true last observation where ``has_final_obs``, or None. Only same-step autoreset
+            needs it; under next-step autoreset ``obs`` itself is the true last observation.
+        has_final_obs: [N] bool or None.
+        is_border: [N] bool, this step belonged to no episode (the reset step of next-step autoreset): ``obs`` is
+            the first observation of a new episode; the action was ignored or crossed the border. Never learned from.
+        info: per-lane metrics, each [N]: ``success`` (float, 1 where the task is solved at this step) and others.
+        states: [N, S] privileged observation that goes with ``obs``, or None.
+    """
+
+    obs: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_obs: Optional[np.ndarray]
+    has_final_obs: Optional[np.ndarray]
+    is_border: np.ndarray
+    info: Dict[str, np.ndarray]
+    states: Optional[np.ndarray] = None
+
+
+class VectorEnv:
+    """N copies of one task, stepped together.
+
+    Subclasses take ``task`` as the simulator's own name of the task, plus ``num_envs`` and ``seed`` as keywords with the
+    defaults 1 and 0 (both supplied by the worker), set :attr:`num_envs` and :attr:`spec`, and implement the methods below.
+    The constructor raises :class:`EnvError` for anything the user can mend.
+    """
+
+    num_envs: int
+    spec: EnvSpec
+
+    def reset(self, seed: Optional[int] = None) -> np.ndarray:
+        """Start new episodes in all lanes. Returns obs [N, O] float32."""
+        raise NotImplementedError
+
+    def step(self, action: np.ndarray) -> StepResult:
+        """Apply actions [N, A] in [-1, 1], float32 (discrete: integral values). See :class:`StepResult`."""
+        raise NotImplementedError
+
+    def states(self) -> Optional[np.ndarray]:
+        """Privileged observation [N, S] that goes with the last ``reset``; None where the task has none."""
+        return None
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> np.ndarray:
+        """Vectorised reward of goal-conditioned tasks: [B, G], [B, G] -> [B]."""
+        raise EnvError("task %s has no goal-conditioned reward" % self.spec.task)
+
+    def close(self) -> None:
+        """Release the simulator. Called once; may be a no-op."""
+
+
+def resolve_class(class_path: str) -> type:
+    """Class for a dotted path, or for the bare name of a shipped adapter.
+
+    Raises:
+        EnvError: no such module or class, or not a VectorEnv.
+    """
+    if "." not in class_path:
+        class_path = "claw_lightning.rollout.envs." + class_path
+    module_name, _, class_name = class_path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise EnvError("data.env.class_path: cannot import %s (%s)" % (class_path, error)) from error
+    cls = getattr(module, class_name, None)
+    if cls is None:
+        raise EnvError("data.env.class_path: module %s has no class %s" % (module_name, class_name))
+    if not (isinstance(cls, type) and issubclass(cls, VectorEnv)):
+        raise EnvError("data.env.class_path: %s is not a VectorEnv" % class_path)
+    return cls
+
+
+def plain_init_args(init_args: Dict[str, Any]) -> Dict[str, Any]:
+    """The arguments without those that the worker supplies; their defaults are let pass.
+
+    Raises:
+        EnvError: one of them was set by hand.
+    """
+    for name, default, instead in (("num_envs", 1, "data.envs_per_worker"), ("seed", 0, "data.seed")):
+        if init_args.get(name, default) != default:
+            raise EnvError("data.env.init_args.%s: set %s instead" % (name, instead))
+    return {name: value for name, value in init_args.items() if name not in ("num_envs", "seed")}
+
+
+def make_env(class_path: str, init_args: Dict[str, Any], num_envs: int, seed: int) -> VectorEnv:
+    """Build the adapter that a configuration names.
+
+    Raises:
+        EnvError: the class, its arguments or the task cannot be used; the message says which and why.
+    """
+    cls = resolve_class(class_path)
+    init_args = plain_init_args(init_args)
+    try:
+        return cls(num_envs=num_envs, seed=seed, **init_args)
+    except TypeError as error:
+        # A misspelt or missing init_args key is the user's; a TypeError from inside the simulator is re-raised whole.
+        if "__init__()" in str(error) or "argument" in str(error):
+            raise EnvError("data.env.init_args: %s" % error) from error
+        raise

@@ -1,0 +1,191 @@
+"""EnvPool: many tasks, the Shadow and LEAP hands among them, stepped by C++ threads."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import numpy as np
+
+from claw_lightning.rollout.envs.base import NEXT_STEP, EnvError, EnvSpec, StepResult, VectorEnv
+from claw_lightning.rollout.envs.gymnasium_env import (
+    SUCCESS_KEYS,
+    ActionScaler,
+    ObservationLayout,
+    one_line,
+    unknown_task,
+)
+
+_INT32_RANGE = 2**31
+#: Arguments of EnvPool that this adapter sets, or that would end the synchronous mode it is written for.
+_RESERVED = ("batch_size", "env_seed", "from_pixels", "gym_reset_return_info", "max_num_players", "render_mode")
+#: Seconds per physics step of the Shadow and Fetch models; their EnvPool configuration has only the frame skip.
+_ROBOTICS_TIME_STEP = 0.002
+
+
+class EnvPoolEnv(VectorEnv):
+    """N copies of an EnvPool task, stepped together in synchronous mode.
+
+    Episodes restart on the step after their end: EnvPool ignores the action of that step and returns the first
+    observation with reward 0 and elapsed step 0. It is reported as a border row, and the observation returned with
+    the end is the true last one. Lane i is seeded with ``seed + i``.
+
+    Where a task ends at the very step of its time limit, EnvPool reports the time limit alone. Playground tasks say
+    by another entry that they ended and are corrected here; for the others that one step is taken as truncated.
+
+    EnvPool fixes seeds when it is built: ``reset(seed)`` with a seed builds the pool anew.
+
+    Args:
+        task: EnvPool's id, such as ``HandReachDense-v3`` or ``LeapCubeReorient-v1``.
+        num_envs: N.
+        seed: any integer, taken modulo 2**31.
+        num_threads: size of EnvPool's own thread pool.
+        kwargs: further settings of the task, such as ``max_episode_steps`` or ``reward_type``.
+
+    Raises:
+        EnvError: EnvPool is missing, does not know the task or a setting, or the spaces cannot be learnt from.
+    """
+
+    def __init__(self, task: str, num_envs: int = 1, seed: int = 0, num_threads: int = 1, **kwargs: Any) -> None:
+        try:
+            import envpool
+        except ImportError as error:
+            raise EnvError(
+                "data.env.class_path: EnvPoolEnv needs EnvPool and Python 3.11 or later; pip install envpool (%s)"
+                % one_line(error)
+            ) from error
+        if num_envs < 1:
+            raise EnvError("data.envs_per_worker: must be at least 1, not %d" % num_envs)
+        if num_threads < 1:
+            # EnvPool would take 0 for all cores, and every worker would do so.
+            raise EnvError("data.env.init_args.num_threads: must be at least 1, not %d" % num_threads)
+        for name in _RESERVED:
+            if name in kwargs:
+                raise EnvError("data.env.init_args.%s: EnvPoolEnv sets this itself; remove it" % name)
+        known = envpool.list_all_envs()
+        if task not in known:
+            raise unknown_task(task, known, "EnvPool")
+
+        self.num_envs = num_envs
+        self._task = task
+        self._make_kwargs = dict(kwargs, num_threads=num_threads)
+        self._pool = self._build(seed)
+        self._is_unused = True
+        try:
+            self._layout = ObservationLayout(self._pool.observation_space, task)
+            self._scale = ActionScaler(self._pool.action_space, task, self._action_dtype())
+        except EnvError:
+            self._pool.close()
+            raise
+        config = self._pool.spec.config
+        horizon = int(config.max_episode_steps)
+        self.spec = EnvSpec(
+            task=task,
+            obs_size=self._layout.obs_size,
+            action_size=self._scale.size,
+            action_low=self._scale.low,
+            action_high=self._scale.high,
+            max_episode_steps=horizon if 0 < horizon < _INT32_RANGE - 1 else 0,
+            control_frequency=_control_frequency(config),
+            states_size=self._layout.states_size,
+            num_actions=self._scale.num_actions,
+            autoreset=NEXT_STEP,
+            achieved_goal=self._layout.achieved_goal,
+            desired_goal=self._layout.desired_goal,
+            versions={"envpool": str(envpool.__version__)},
+        )
+        self._states: Optional[np.ndarray] = None
+
+    def _build(self, seed: int) -> Any:
+        import envpool
+
+        seeds = [(int(seed) + lane) % _INT32_RANGE for lane in range(self.num_envs)]
+        try:
+            return envpool.make_gymnasium(self._task, num_envs=self.num_envs, seed=seeds, **self._make_kwargs)
+        except (TypeError, ValueError, AssertionError) as error:
+            # The compiled part lists the types of every setting below a first line that says little; one line is kept.
+            raise EnvError(
+                "data.env.init_args: EnvPool rejects them for %s: %s" % (self._task, one_line(error))
+            ) from error
+
+    def _action_dtype(self) -> Any:
+        # What the compiled part reads (int32 for discrete tasks, float64 for Playground); the space may say otherwise.
+        action = self._pool.spec.action_array_spec.get("action")
+        return None if action is None else action.dtype
+
+    def reset(self, seed: Optional[int] = None) -> np.ndarray:
+        """See :meth:`VectorEnv.reset`."""
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._build(seed)
+        self._is_unused = False
+        raw, _ = self._pool.reset()
+        self._states = self._layout.states(raw, self.num_envs)
+        return self._layout.obs(raw, self.num_envs)
+
+    def step(self, action: np.ndarray) -> StepResult:
+        """See :meth:`VectorEnv.step`.
+
+        Raises:
+            RuntimeError: not reset yet; EnvPool itself would wait for ever.
+        """
+        if self._is_unused:
+            raise RuntimeError("step before the first reset")
+        raw, reward, terminated, truncated, info = self._pool.step(self._scale(action))
+        is_border = np.asarray(info["elapsed_step"]) == 0
+        terminated = np.array(terminated, dtype=bool)
+        truncated = np.array(truncated, dtype=bool)
+        if "terminated" in info:
+            terminated |= truncated & np.asarray(info["terminated"], dtype=bool)
+        self._states = self._layout.states(raw, self.num_envs)
+        return StepResult(
+            obs=self._layout.obs(raw, self.num_envs),
+            reward=np.where(is_border, 0.0, reward).astype(np.float32),
+            terminated=terminated & ~is_border,
+            truncated=truncated & ~is_border,
+            final_obs=None,
+            has_final_obs=None,
+            is_border=is_border,
+            info=_success(info, is_border),
+            states=None if self._states is None else self._states.copy(),
+        )
+
+    def states(self) -> Optional[np.ndarray]:
+        """See :meth:`VectorEnv.states`."""
+        return None if self._states is None else self._states.copy()
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> np.ndarray:
+        """[B, G], [B, G] -> [B] float32, for HandReach and Fetch tasks.
+
+        Dense: minus the Euclidean distance. Sparse: -1 where it exceeds the task's threshold (0.01 m for the hand,
+        0.05 m for Fetch), 0 elsewhere.
+
+        Raises:
+            EnvError: any other task. Rewards of HandManipulate compare rotations and stay with EnvPool.
+        """
+        config = self._pool.spec.config
+        if not (self._task.startswith("Fetch") or getattr(config, "hand_task", "") == "reach"):
+            return super().compute_reward(achieved_goal, desired_goal)
+        distance = np.linalg.norm(np.asarray(achieved_goal) - np.asarray(desired_goal), axis=-1)
+        reward = (
+            -distance if config.reward_type == "dense" else -(distance > config.distance_threshold).astype(np.float32)
+        )
+        return reward.astype(np.float32)
+
+    def close(self) -> None:
+        """See :meth:`VectorEnv.close`."""
+        self._pool.close()
+
+
+def _success(info: Dict[str, Any], is_border: np.ndarray) -> Dict[str, np.ndarray]:
+    for key in SUCCESS_KEYS:
+        if key in info:
+            return {"success": np.where(is_border, 0.0, info[key]).astype(np.float32)}
+    return {}
+
+
+def _control_frequency(config: Any) -> float:
+    """Control steps per second; 0 where the configuration does not tell."""
+    time_step = float(getattr(config, "ctrl_dt", 0.0))
+    if not time_step and hasattr(config, "distance_threshold"):  # the Shadow hand and Fetch
+        time_step = config.frame_skip * _ROBOTICS_TIME_STEP
+    return 1.0 / time_step if time_step > 0 else 0.0

@@ -1,0 +1,200 @@
+"""Networks that act: option policy, termination, action policy and the normaliser in front of them.
+
+One class, :class:`Policy`, is built from the same plain settings in learner and worker, whatever their torch versions;
+what travels between them is its flat float32 vector (:meth:`Policy.flatten`).
+
+Shapes: B batch, O observation, A action, K options, H hidden units.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from claw_lightning.rollout.normalizer import Normalizer
+
+ACTIVATIONS = {"relu": partial(nn.ReLU, inplace=True), "elu": nn.ELU, "tanh": nn.Tanh, "silu": nn.SiLU}
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # bounds of Gaussian actors, as in SAC
+
+
+def init_linear(layer: nn.Linear, gain: float, scheme: str = "orthogonal") -> nn.Linear:
+    """Initialise in place: ``orthogonal``, ``xavier`` or ``he`` (biases zero), or ``torch`` (as PyTorch does)."""
+    if scheme == "torch":
+        return layer
+    if scheme == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+    elif scheme == "xavier":
+        nn.init.xavier_uniform_(layer.weight, gain)
+    elif scheme == "he":
+        nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu")
+        if gain < 1:  # small last layers stay small
+            layer.weight.data.mul_(gain)
+    else:
+        raise ValueError("model.init: %s is unknown; use orthogonal, xavier, he or torch" % scheme)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(sizes: Sequence[int], activation: str, last_gain: float, scheme: str = "orthogonal") -> nn.Sequential:
+    """Multi-layer perceptron over ``sizes`` (input, hidden ..., output), linear at the end."""
+    layers: List[nn.Module] = []
+    for i in range(len(sizes) - 1):
+        last = i == len(sizes) - 2
+        layers.append(init_linear(nn.Linear(sizes[i], sizes[i + 1]), last_gain if last else 2**0.5, scheme))
+        if not last:
+            layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers)
+
+
+class OptionActor(nn.Module):
+    """Action policy conditioned on the option by a learned embedding added into the first layer.
+
+    Deterministic: ``mu_o(s) = tanh(f(s, o))``. Gaussian: mean and log standard deviation before the tanh.
+    With K options the observation's part of the first layer is computed once for all of them.
+    """
+
+    def __init__(
+        self, obs_size: int, action_size: int, num_options: int, kind: str, hidden: Sequence[int], activation: str,
+        embedding_size: int, scheme: str,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.kind = kind
+        self.num_options = num_options
+        self.action_size = action_size
+        out = action_size * (2 if kind == "gaussian" else 1)
+        self.obs_layer = init_linear(nn.Linear(obs_size, hidden[0]), 2**0.5, scheme)
+        self.body = mlp([*hidden, out], activation, 0.01, scheme)
+        self.activation = ACTIVATIONS[activation]()
+        self.embedding: Optional[nn.Embedding] = None
+        if num_options > 1:
+            self.embedding = nn.Embedding(num_options, embedding_size)
+            nn.init.orthogonal_(self.embedding.weight, embedding_size**0.5)
+            self.option_layer = init_linear(nn.Linear(embedding_size, hidden[0]), 1.0, scheme)
+
+    def forward(self, obs: Tensor, option: Tensor) -> Tensor:
+        """Raw outputs of the given options: obs [B, O], option [B] int64 -> [B, A] or [B, 2A]."""
+        h = self.obs_layer(obs)
+        if self.embedding is not None:
+            h = h + self.option_layer(self.embedding.weight)[option]
+        return self.body(self.activation(h))
+
+    def forward_all(self, obs: Tensor) -> Tensor:
+        """Raw outputs of all options: obs [B, O] -> [B, K, A] or [B, K, 2A]."""
+        h = self.obs_layer(obs).unsqueeze(1)
+        if self.embedding is not None:
+            h = h + self.option_layer(self.embedding.weight)
+        return self.body(self.activation(h))
+
+    def mean_action(self, raw: Tensor) -> Tensor:
+        """Noise-free action in [-1, 1] from raw outputs."""
+        return torch.tanh(raw[..., : self.action_size])
+
+    def gaussian(self, raw: Tensor) -> Tuple[Tensor, Tensor]:
+        """Mean and standard deviation before the tanh, each [..., A], from raw outputs of a Gaussian actor."""
+        mean, log_std = raw.float().chunk(2, dim=-1)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp()
+
+    def sample(self, raw: Tensor) -> Tuple[Tensor, Tensor]:
+        """Reparameterised action [..., A] in (-1, 1) and its log-probability [...]."""
+        mean, std = self.gaussian(raw)
+        pre_tanh = mean + std * torch.randn_like(mean)
+        return torch.tanh(pre_tanh), squashed_log_prob(pre_tanh, mean, std)
+
+
+def squashed_log_prob(pre_tanh: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """log-density of ``tanh(pre_tanh)`` with ``pre_tanh ~ N(mean, std)``: [..., A] -> [...].
+
+    The Jacobian is written as ``2 (log 2 - x - softplus(-2x))``, exact for large |x|; no density is ever floored.
+    """
+    log_normal = -0.5 * ((pre_tanh - mean) / std).square() - std.log() - 0.9189385332046727
+    log_jacobian = 2.0 * (0.6931471805599453 - pre_tanh - F.softplus(-2.0 * pre_tanh))
+    return (log_normal - log_jacobian).sum(-1)
+
+
+class Policy(nn.Module):
+    """Everything a worker needs to act, K = ``num_options`` >= 1. With K = 1 there is no option machinery.
+
+    Inputs of the networks are *normalised* observations: call :attr:`normalizer` first.
+
+    Attributes:
+        exploration: [2] float32, multiplier of the exploration noise and probability of a uniform action.
+    """
+
+    exploration: Tensor
+
+    def __init__(
+        self,
+        obs_size: int,
+        action_size: int,
+        num_options: int = 1,
+        actor: str = "deterministic",
+        hidden_sizes: Sequence[int] = (256, 256),
+        option_hidden_sizes: Sequence[int] = (128, 128),
+        activation: str = "relu",
+        embedding_size: int = 16,
+        init: str = "orthogonal",
+        normalize: bool = True,
+        obs_clip: float = 5.0,
+        initial_termination: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.num_options = num_options
+        self.normalizer = Normalizer(obs_size, obs_clip if normalize else float("inf"))
+        self.actor = OptionActor(
+            obs_size, action_size, num_options, actor, hidden_sizes, activation, embedding_size, init
+        )
+        self.option_policy: Optional[nn.Sequential] = None
+        self.termination: Optional[nn.Sequential] = None
+        if num_options > 1:
+            sizes = [obs_size, *option_hidden_sizes, num_options]
+            self.option_policy = mlp(sizes, activation, 0.01, init)
+            self.termination = mlp(sizes, activation, 0.01, init)
+            # Options begin long: beta = sigmoid(bias) at the start. Near 1/2 nothing temporal could be learned.
+            last = self.termination[-1]
+            assert isinstance(last, nn.Linear)
+            nn.init.constant_(last.bias, float(np.log(initial_termination / (1.0 - initial_termination))))
+        self.register_buffer("exploration", torch.tensor([1.0, 1.0]))
+
+    def option_probs(self, obs: Tensor) -> Tensor:
+        """pi_Omega(.|s): [B, O] -> [B, K]."""
+        if self.option_policy is None:
+            return torch.ones(*obs.shape[:-1], 1, device=obs.device)
+        return self.option_policy(obs).float().softmax(-1)
+
+    def beta(self, obs: Tensor) -> Tensor:
+        """Termination probabilities beta_o(s) of all options: [B, O] -> [B, K]."""
+        if self.termination is None:
+            return torch.zeros(*obs.shape[:-1], 1, device=obs.device)
+        return self.termination(obs).float().sigmoid()
+
+    def _tensors(self) -> List[Tensor]:
+        return [t for t in self.state_dict().values() if t.dtype == torch.float32]
+
+    @property
+    def flat_size(self) -> int:
+        """Number of float32 values of :meth:`flatten`."""
+        return sum(t.numel() for t in self._tensors())
+
+    def flatten(self) -> np.ndarray:
+        """All parameters and statistics as one float32 vector, in the order of the state dict."""
+        return torch.cat([t.detach().reshape(-1) for t in self._tensors()]).cpu().numpy()
+
+    @torch.no_grad()
+    def load_flat(self, values: np.ndarray) -> None:
+        """Inverse of :meth:`flatten`, in place. Raises ValueError on another size."""
+        if values.size != self.flat_size:
+            raise ValueError("policy has %d values, received %d" % (self.flat_size, values.size))
+        vector, offset = torch.from_numpy(values), 0
+        for t in self._tensors():
+            t.copy_(vector[offset : offset + t.numel()].view_as(t))
+            offset += t.numel()
+
+
+def build_policy(settings: Dict[str, Any]) -> Policy:
+    """Policy from the plain settings that travel to workers."""
+    return Policy(**settings)

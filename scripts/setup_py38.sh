@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Gives a Python 3.8 the oldest numpy and torch that a worker supports, in a cached environment of its own.
+#
+# Prints the interpreter's path as the last line of stdout; prints no path and succeeds where there is no Python 3.8.
+# CLAW_PYTHON38 names the interpreter to start from, CLAW_PYTHON38_VENV the folder of the environment.
+set -euo pipefail
+
+venv="${CLAW_PYTHON38_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/claw-lightning/py38}"
+ready='import sys, numpy, torch; assert sys.version_info[:2] == (3, 8)'
+
+is_38() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 8))' 2>/dev/null; }
+
+find_38() {
+    local root candidate
+    root="${PYENV_ROOT:-$(pyenv root 2>/dev/null || echo "$HOME/.pyenv")}"
+    for candidate in "${CLAW_PYTHON38:-}" "$root"/versions/3.8.*/bin/python3.8 "$(command -v python3.8 || true)"; do
+        if [ -n "$candidate" ] && is_38 "$candidate"; then
+            echo "$candidate"
+            return 0
+        fi
+    done
+    return 1
+}
+
+if "$venv/bin/python" -c "$ready" 2>/dev/null; then
+    echo "$venv/bin/python"
+    exit 0
+fi
+if ! base="$(find_38)"; then
+    echo "no Python 3.8 found: set-up of the rollout room's interpreter skipped" >&2
+    exit 0
+fi
+echo "building $venv from $base (numpy 1.23.5, torch 1.12.1)" >&2
+mkdir -p "$(dirname "$venv")"
+"$base" -m venv "$venv" >&2
+# torch 1.12.1 is one wheel that carries its CUDA libraries itself: nothing else is pulled in.
+"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
+    'numpy==1.23.5' 'torch==1.12.1' >&2
+"$venv/bin/python" -c "$ready"
+echo "$venv/bin/python"
