@@ -80,6 +80,8 @@ class RunCheckpoint(Checkpoint):
                 pl_module.print(f"no checkpoint could be written: {error}")
 
     def _save(self, trainer: pl.Trainer, name: str) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         folder = self.folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".{name}.{os.getpid()}"

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from claw_lightning.errors import UsageError
 from claw_lightning.limits import keep_freed_memory
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
+CONFIG_FLAGS = ("--config", "-c")
 LOG_FILE = "error.log"
+MAX_LINE = 500  # characters of an error line; the whole text is in the log file
+#: Beginnings of Lightning's messages that no user of this command can act on.
+NOISE = ("`weights_only` was not set", "💡 Tip", "TPU available", "GPU available: False")
 
 
 def expand_configs(arguments: list[str]) -> list[str]:
@@ -22,16 +29,20 @@ def expand_configs(arguments: list[str]) -> list[str]:
 
     Raises:
         FileNotFoundError: one line with the file's name and those that are shipped.
+        UsageError: a file that is no YAML.
     """
     from claw_lightning.configs import find_config
 
     expanded, expects = [], False
     for argument in arguments:
-        if expects:
-            argument = str(find_config(argument))
-        elif argument.startswith("--config="):
-            argument = "--config=" + str(find_config(argument.partition("=")[2]))
-        expects = argument == "--config"
+        flag, has_value, value = argument.partition("=")
+        if expects or (has_value and flag in CONFIG_FLAGS):
+            path = find_config(argument if expects else value)
+            check_syntax(path)
+            argument = str(path) if expects else f"{flag}={path}"
+            expects = False
+        else:
+            expects = argument in CONFIG_FLAGS
         expanded.append(argument)
     return expanded
 
@@ -39,6 +50,7 @@ def expand_configs(arguments: list[str]) -> list[str]:
 def make_cli_class() -> Any:
     """The LightningCLI of this project; a function, because importing Lightning takes seconds."""
     from jsonargparse import set_parsing_settings
+    from lightning.pytorch.callbacks import Callback, ProgressBar
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
     import callbacks
@@ -51,6 +63,15 @@ def make_cli_class() -> Any:
     assert all(issubclass(adapter, VectorEnv) for adapter in shipped_adapters)
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 
+    class OneLineParser(LightningArgumentParser):
+        """Raises what is wrong instead of printing pages of usage above it."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            """Parsers of nested values report to those around them; the outermost ends here."""
+            if not self.exit_on_error:
+                super().error(message, ex)
+            raise UsageError(explain_usage(message, known_keys(self))) from ex
+
     class ClawCLI(LightningCLI):
         """OptionCritic and ReplayDataModule, with the callbacks that every run needs."""
 
@@ -62,6 +83,7 @@ def make_cli_class() -> Any:
                 subclass_mode_data=False,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
+                parser_class=OneLineParser,
                 parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning"},
                 trainer_defaults={
                     "logger": {
@@ -92,56 +114,141 @@ def make_cli_class() -> Any:
             if self.config.get("subcommand") != "fit":
                 super()._parse_ckpt_path()
 
+        def after_fit(self) -> None:
+            """Say what came out."""
+            self._print_figures()
+
+        after_validate = after_test = after_fit
+
+        def _print_figures(self) -> None:
+            # Lightning's own table shows only what `self.log` also sends to loggers; the module sends it there itself.
+            values = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
+            if values and self.trainer.is_global_zero:
+                print("  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             """Add shipped callbacks of which the configuration has none of the kind."""
-            trainer = super().instantiate_trainer(**kwargs)
-            wanted: list[Callable[[], Any]] = [callbacks.OrderlyStop, callbacks.RunCheckpoint]
-            wanted.append(callbacks.OptionDiagnostics)
-            if trainer.progress_bar_callback is not None:
+            settings = self._get(self.config_init, "trainer", default={})
+            chosen = settings.get("callbacks") or []
+            chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
+            wanted: list[type[Callback]] = [callbacks.OrderlyStop, callbacks.OptionDiagnostics]
+            if settings.get("enable_checkpointing") is not False:
+                wanted.append(callbacks.RunCheckpoint)  # also keeps Lightning from adding its own, which saves at epochs
+            if settings.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in chosen):
                 wanted.append(callbacks.TrainingProgress)
-                trainer.callbacks = [
-                    c for c in trainer.callbacks if type(c).__module__.startswith("callbacks") or not is_bar(c)
-                ]
-            for cls in wanted:
-                if not any(type(c) is cls for c in trainer.callbacks):
-                    trainer.callbacks.append(cls())
-            # Saving is RunCheckpoint's; Lightning's default counts optimiser steps and would save at epochs.
-            trainer.callbacks = [c for c in trainer.callbacks if type(c).__name__ != "ModelCheckpoint" or c.monitor]
-            return trainer
-
-    def is_bar(callback: Any) -> bool:
-        from lightning.pytorch.callbacks import ProgressBar
-
-        return isinstance(callback, ProgressBar)
+            chosen += [cls() for cls in wanted if not any(isinstance(c, cls) for c in chosen)]
+            return super().instantiate_trainer(**{**kwargs, "callbacks": chosen})
 
     return ClawCLI
 
 
-def silence_noise() -> None:
-    """Hide messages that no user of this command can act on."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*The `srun` command is available.*")
+def known_keys(parser: Any) -> list[str]:
+    """Dotted keys of all options of a parser and its sub-commands."""
+    keys = []
+    for action in parser._actions:
+        if isinstance(getattr(action, "choices", None), dict):
+            keys += [key for sub in action.choices.values() for key in known_keys(sub)]
+        keys += [option.lstrip("-") for option in action.option_strings]
+    return keys
+
+
+def explain_usage(message: str, keys: Iterable[str]) -> str:
+    """A parser's message on one line; for a key that does not exist, with the nearest that do."""
+    line = " ".join(message.split())
+    if "Union subtypes" in line:  # of all the alternatives' complaints, the one about what was written
+        errors = line.partition(" Errors: - ")[2].partition(" Given value type: ")[0].split(" - ")
+        telling = [error for error in errors if not error.startswith("Expected a <")]
+        line = line.partition(": ")[0] + ": " + telling[0] if telling else line
+    line = re.sub(
+        r"Expected a dot import path string: (\S+)", r"\1 is neither a shipped class nor a dotted import path", line
+    )
+    if line.startswith("unrecognized arguments: "):
+        line = "no such option: " + line.partition(": ")[2]
+        unknown = line.partition("--")[2].split("=")[0].split(" ")[0]
+    else:
+        found = re.search(r"does not accept option '([^']+)'|Option '([^']+)' is not accepted", line)
+        unknown = next((name for name in found.groups() if name), "") if found else ""
+    close = difflib.get_close_matches(unknown, set(keys), n=1, cutoff=0.8) if unknown else []
+    return f"{line} (did you mean {close[0]}?)" if close else line
+
+
+def check_syntax(path: Path) -> None:
+    """Raise :class:`UsageError` with file and line where a configuration is no YAML."""
+    import yaml
+
+    try:
+        yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise UsageError(f"{path}{place}: {getattr(error, 'problem', None) or 'not valid YAML'}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a text file in UTF-8") from error
+
+
+class NoiseFilter(logging.Filter):
+    """Drops log records that begin like one of :data:`NOISE`."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is shown."""
+        return not record.getMessage().startswith(NOISE)
+
+
+def set_up_messages() -> None:
+    """One handler and one format for all messages, and none that no user of this command can act on."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(f, NoiseFilter) for f in handler.filters):
+            handler.addFilter(NoiseFilter())
+    logging.getLogger("claw_lightning").setLevel(logging.INFO)
+    for text in (
+        ".*does not have many workers.*",
+        ".*The `srun` command is available.*",
+        ".*no `predict_dataloader`.*",
+        ".*Box (low|high)'s precision lowered.*",
+    ):
+        warnings.filterwarnings("ignore", message=text)
     warnings.filterwarnings("ignore", message=".*jsonargparse.*", category=DeprecationWarning)
     warnings.filterwarnings("ignore", message=".*is deprecated.*", module="lightning.*")
-    warnings.filterwarnings("ignore", message=".*no `predict_dataloader`.*")
+
+
+def unify_lightning_messages() -> None:
+    """Take away the handlers that Lightning's loggers add beside the root's: every line appeared twice."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def report(error: BaseException) -> int:
     """One line on the screen, the traceback in a file; returns the exit status."""
-    path = Path(os.environ.get("CLAW_ERROR_LOG", LOG_FILE))
-    text = str(error).strip().splitlines() or [type(error).__name__]
     from claw_lightning.errors import ClawError
     from claw_lightning.rollout.envs.base import EnvError
 
-    name = "" if isinstance(error, (ClawError, EnvError, FileNotFoundError)) else f"{type(error).__name__}: "
+    path = Path(os.environ.get("CLAW_ERROR_LOG", LOG_FILE))
+    plain = (ClawError, EnvError, FileNotFoundError)
+    # What a constructor had to say comes wrapped in the parser's own error.
+    shown = next((e for e in chain(error) if isinstance(e, plain)), error)
+    is_plain = isinstance(shown, plain)
+    text = str(shown).strip().splitlines() or [type(shown).__name__]
+    line = text[0] if is_plain else f"{type(shown).__name__}: {text[0]}"
+    if len(line) > MAX_LINE:
+        line = line[: MAX_LINE - 3] + "..."
     try:
         with path.open("a") as file:
             traceback.print_exception(error, file=file)
         where = f" (traceback: {path})"
     except OSError:
         where = ""
-    print(f"lightning: error: {name}{text[0]}{where}", file=sys.stderr)
-    return 1
+    print(f"lightning: error: {line}{where}", file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -152,13 +259,14 @@ def main(arguments: list[str] | None = None) -> int:
     # Plug-ins beside the user's configuration are importable, as with ``python -m``.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    silence_noise()
+    set_up_messages()
     keep_freed_memory()
     received = None
     try:
         sys.argv[1:] = expand_configs(list(sys.argv[1:] if arguments is None else arguments))
-        cli = make_cli_class()()
+        cli_class = make_cli_class()
+        unify_lightning_messages()
+        cli = cli_class()
         received = next((c.received for c in cli.trainer.callbacks if type(c).__name__ == "OrderlyStop"), None)
     except KeyboardInterrupt:
         return 130

@@ -133,6 +133,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self._eval_result: dict[str, Any] | None = None
         self._eval_requests = 0
         self._restored_steps = 0
+        self._closed = False
         self._local: tuple[Collector, Control] | None = None
         self._local_evaluator: Any = None
 
@@ -171,12 +172,6 @@ class ReplayDataModule(pl.LightningDataModule):
             )
         if self.worker_device != "cpu" and not self.worker_device.startswith("cuda:"):
             raise ConfigError(f"data.worker_device is '{self.worker_device}'; use cpu or cuda:<number>")
-        paid = (self.max_env_steps - self.warmup_steps) * self.samples_per_insert
-        if self.max_env_steps > 0 and paid < self.batch_size * self.updates_per_step:
-            raise ConfigError(
-                f"data.max_env_steps ({self.max_env_steps}) pays for less than one training step of "
-                f"{self.updates_per_step} x {self.batch_size} samples at data.samples_per_insert {self.samples_per_insert:g}"
-            )
         cores = len(os.sched_getaffinity(0))
         wanted = (self.learner_threads or 1) + self.num_workers * self.worker_threads
         if self.mode == "overlapped" and wanted > max(2, cores):
@@ -207,7 +202,7 @@ class ReplayDataModule(pl.LightningDataModule):
     def _new_limiter(self) -> RateLimiter:
         step = self.envs_per_worker  # granularity in which workers insert
         try:
-            return RateLimiter(
+            limiter = RateLimiter(
                 self.samples_per_insert,
                 -(-self.warmup_steps // step) * step,
                 self.batch_size * self.updates_per_step,
@@ -217,6 +212,12 @@ class ReplayDataModule(pl.LightningDataModule):
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if limiter.finished:
+            raise ConfigError(
+                f"data.max_env_steps ({self.max_env_steps}) pays for less than one training step of "
+                f"{self.updates_per_step} x {self.batch_size} samples at data.samples_per_insert {self.samples_per_insert:g}"
+            )
+        return limiter
 
     @property
     def env_steps(self) -> int:
@@ -313,8 +314,9 @@ class ReplayDataModule(pl.LightningDataModule):
         refill = self.limiter.warmup
         self.limiter.load_state_dict(state["limiter"])
         self._restored_steps = self.limiter.inserted
-        # The steps that refill the memory are not owed to the learner: no burst of updates after a resume.
-        self.limiter.warmup += refill
+        # The steps that refill the memory are not owed to the learner: no burst of updates after a resume. A run that
+        # was stopped while it filled its memory (negative error) does not wait for what it still lacked as well.
+        self.limiter.warmup += refill + min(0, int(self.limiter.error / self.limiter.samples_per_insert))
         self.episodes.load_state_dict(state["episodes"])
 
     def teardown(self, stage: str) -> None:
@@ -336,6 +338,7 @@ class ReplayDataModule(pl.LightningDataModule):
         for pool in (self.pool, self._evaluator):
             if pool is not None:
                 pool.close()
+        self._closed = self.memory is not None
         self._evaluator = None
         if self._local is not None:
             self._local[0].env.close()
@@ -367,6 +370,8 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def start_workers(self) -> None:
         """Make the rings and start collecting; does nothing when it already runs."""
+        if self._closed:
+            raise ConfigError("this ReplayDataModule has been closed at the end of a run; make a new one for the next")
         if self.memory is not None:
             return
         assert self.spec is not None and self.trainer is not None
@@ -375,6 +380,8 @@ class ReplayDataModule(pl.LightningDataModule):
         rings = [LaneRing(layout, self.ring_steps, self.envs_per_worker) for _ in range(self.num_workers)]
         self.memory = ReplayMemory(rings, self.seed)
         mailbox = self.mailbox(module.policy)
+        if module.updates > 0:  # resumed: what is collected now is not the work of version 0
+            self.publish(module.policy, module.updates)
         agent = module.agent_settings()
         if self.mode == "lockstep":
             control = Control()

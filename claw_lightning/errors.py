@@ -13,3 +13,7 @@ class ConfigError(ClawError):
 
 class WorkerError(ClawError):
     """A worker process failed for good; the message carries its log's path."""
+
+
+class UsageError(ClawError):
+    """The command line or a configuration file does not parse; exit status 2."""

@@ -17,10 +17,11 @@ class EpisodeStatistics:
         self.total = 0
 
     def add(self, episodes: Iterable[Episode]) -> None:
-        """Count finished episodes."""
+        """Count finished episodes; one whose return is not finite (a quarantined reward) stays out of the averages."""
         for episode in episodes:
-            self.recent.append(episode)
             self.total += 1
+            if math.isfinite(episode.ret):
+                self.recent.append(episode)
 
     def compute(self) -> dict[str, float]:
         """``rollout/return``, ``rollout/length`` and, where the task knows it, ``rollout/success``."""

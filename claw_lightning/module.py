@@ -38,6 +38,9 @@ class OptionCritic(pl.LightningModule):
         gamma: discount per environment step.
         deliberation_cost: c, charged for every switch of options: inside the arrival value (full form) and the
             termination loss.
+        arrival: how the critic's target values the arrival in s': ``expected`` mixes all options, ``sampled`` draws one
+            (unbiased, and nearly as cheap as K = 1).
+        option_batch_size: rows of each batch from which option policy, termination and values learn; 0: all.
         max_option_duration: steps after which a worker switches anyway; 0: no cap. Behaviour only.
         min_option_duration: steps before which a worker does not end an option.
         hidden_sizes: of actor and critics.
@@ -74,6 +77,8 @@ class OptionCritic(pl.LightningModule):
         actor: Literal["deterministic", "gaussian"] = "deterministic",
         gamma: float = 0.99,
         deliberation_cost: float = 0.0,
+        arrival: Literal["expected", "sampled"] = "expected",
+        option_batch_size: int = 0,
         max_option_duration: int = 0,
         min_option_duration: int = 1,
         hidden_sizes: Sequence[int] = (256, 256),
@@ -261,51 +266,83 @@ class OptionCritic(pl.LightningModule):
         action, option, terminated = batch.action, batch.option, batch.terminated
         reward = batch.reward * self.hparams.reward_scale
         for u in range(len(batch)):
-            q_next = self.update_critic(
+            self.update_critic(
                 obs[u], action[u], option[u], reward[u], terminated[u], next_obs[u], last=u == len(batch) - 1
             )
             self.updates += 1
             if self.updates % self.hparams.policy_delay == 0:
                 self.update_actor(obs[u], option[u])
                 if self.hparams.num_options > 1:
-                    self.update_options(next_obs[u], option[u], terminated[u], q_next)
+                    self.update_options(next_obs[u], option[u], terminated[u])
             self._batch_hook("on_update_end")
         if self.hparams.num_options > 1:
-            self.update_values(next_obs[-1], q_next)
+            self.update_values(next_obs[-1])
         self._log_training()
         if self.trainer.datamodule.finished:  # type: ignore[attr-defined]
-            self.trainer.should_stop = True  # validates once more on the way out
+            self.trainer.should_stop = True
+            # Lightning then validates once more on the way out, but else only in epochs that are due.
+            self.trainer.check_val_every_n_epoch = None
 
     def update_critic(
         self, obs: Tensor, action: Tensor, option: Tensor, reward: Tensor, terminated: Tensor, next_obs: Tensor,
         last: bool,
-    ) -> Tensor:  # fmt: skip
-        """Twin critics towards ``r + gamma (1 - terminated) U(s', o)``. Returns Q_Omega(s', .) of the targets [B, K]."""
-        h = self.hparams
+    ) -> None:  # fmt: skip
+        """Twin critics towards ``r + gamma (1 - terminated) U(s', o)``."""
         with torch.no_grad():
-            q_next = self.next_option_values(next_obs)
-            arrival = losses.arrival_value(
-                q_next, self.policy.option_probs(next_obs), self.policy.beta(next_obs), h.deliberation_cost
-            )
-            arrival = arrival.gather(1, option.unsqueeze(1)).squeeze(1)
-            target = losses.td_target(reward, terminated, arrival, h.gamma)
+            value = self.expected_arrival if self.hparams.arrival == "expected" else self.sampled_arrival
+            target = losses.td_target(reward, terminated, value(next_obs, option), self.hparams.gamma)
         q = self.critic(obs, action, option)
         loss = losses.critic_loss(q, target)
         self._descend("critic", loss, self.critic, counted=last)
         self._record("loss/critic", loss)
         self._record("q/mean", q)
-        return q_next
+
+    def expected_arrival(self, next_obs: Tensor, option: Tensor) -> Tensor:
+        """U(s', o) of the executed options, exactly: all options' values at s', mixed. [B, O], [B] -> [B]."""
+        arrival = losses.arrival_value(
+            self.next_option_values(next_obs),
+            self.policy.option_probs(next_obs),
+            self.policy.beta(next_obs),
+            self.hparams.deliberation_cost,
+        )
+        return arrival.gather(1, option.unsqueeze(1)).squeeze(1)
+
+    def sampled_arrival(self, next_obs: Tensor, option: Tensor) -> Tensor:
+        """U(s', o) by one draw: end with beta, then draw from the option policy. [B, O], [B] -> [B].
+
+        Unbiased for :meth:`expected_arrival`, at the price of one option's value in place of K; its extra variance is
+        that of Q_Omega(s', .) over options, which is small beside the spread over states.
+        """
+        ended = torch.zeros_like(option, dtype=torch.bool)
+        if self.hparams.num_options > 1:
+            beta = self.policy.beta(next_obs).gather(1, option.unsqueeze(1)).squeeze(1)
+            ended = torch.rand_like(beta) < beta
+            selected = torch.multinomial(self.policy.option_probs(next_obs), 1).squeeze(1)
+            option = torch.where(ended, selected, option)
+        actor = self.policy.actor if self.target_actor is None else self.target_actor
+        action, bonus = self.target_action(actor(next_obs, option))
+        value = self.target_critic(next_obs, action, option).amin(0) + bonus
+        return value - self.hparams.deliberation_cost * ended
 
     def next_option_values(self, next_obs: Tensor) -> Tensor:
         """Q_Omega(s', o) of all options from the target networks: the smaller twin per option, [B, K]."""
+        actor = self.policy.actor if self.target_actor is None else self.target_actor
+        actions, bonus = self.target_action(actor.forward_all(next_obs))  # type: ignore[operator]
+        return self.target_critic.forward_all(next_obs, actions).amin(0) + bonus
+
+    def target_action(self, raw: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Action of the target policy [..., A] and the entropy bonus [...] (0 for deterministic actors).
+
+        Deterministic: the target actor's action with clipped noise (TD3's smoothing), one draw per option.
+        Gaussian: a sample of the current policy and ``-alpha log pi`` (SAC).
+        """
         h = self.hparams
-        if self.target_actor is not None:
-            actions = self.policy.actor.mean_action(self.target_actor.forward_all(next_obs)).float()  # type: ignore[operator]
-            noise = (torch.randn_like(actions) * h.target_noise).clamp(-h.target_noise_clip, h.target_noise_clip)
-            actions = (actions + noise).clamp(-1.0, 1.0)
-            return self.target_critic.forward_all(next_obs, actions).amin(0)
-        actions, log_prob = self.policy.actor.sample(self.policy.actor.forward_all(next_obs))
-        return self.target_critic.forward_all(next_obs, actions).amin(0) - self.log_temperature.exp() * log_prob
+        if self.target_actor is None:
+            action, log_prob = self.policy.actor.sample(raw)
+            return action, -self.log_temperature.exp() * log_prob
+        action = self.policy.actor.mean_action(raw).float()
+        noise = (torch.randn_like(action) * h.target_noise).clamp_(-h.target_noise_clip, h.target_noise_clip)
+        return (action + noise).clamp_(-1.0, 1.0), 0.0
 
     def update_actor(self, obs: Tensor, option: Tensor) -> None:
         """Action policy of the executed options uphill on the critics, whose weights stay as they are."""
@@ -331,10 +368,14 @@ class OptionCritic(pl.LightningModule):
         self._record("loss/actor", loss)
         self._record("action/saturation", (action.detach().abs() > 0.99).float())
 
-    def update_options(self, next_obs: Tensor, option: Tensor, terminated: Tensor, q_next: Tensor) -> None:
-        """Option policy and termination at s' for the option that arrives there; option and state value beside them."""
+    def update_options(self, next_obs: Tensor, option: Tensor, terminated: Tensor) -> None:
+        """Option policy and termination at s' for the option that arrives there: expected gradients over all options."""
         h = self.hparams
         assert self.policy.option_policy is not None and self.policy.termination is not None
+        if h.option_batch_size > 0:
+            next_obs, option, terminated = (x[: h.option_batch_size] for x in (next_obs, option, terminated))
+        with torch.no_grad():
+            q_next = self.next_option_values(next_obs)
         alive = (~terminated).float()
         probs, beta = self.policy.option_probs(next_obs), self.policy.beta(next_obs)
         arriving = nn.functional.one_hot(option, h.num_options).float() * alive.unsqueeze(1)
@@ -360,11 +401,15 @@ class OptionCritic(pl.LightningModule):
         ):
             self._record(name, value)
 
-    def update_values(self, next_obs: Tensor, q_next: Tensor) -> None:
+    def update_values(self, next_obs: Tensor) -> None:
         """Q_Omega(s, .) and V(s) as networks of the state alone, for diagnostics; once per ``training_step``.
 
         Targets and advantages never use them: A from two separately learned values would not sum to zero over options.
         """
+        if self.hparams.option_batch_size > 0:
+            next_obs = next_obs[: self.hparams.option_batch_size]
+        with torch.no_grad():
+            q_next = self.next_option_values(next_obs)
         value_loss = losses.value_regression_loss(self.option_value(next_obs).float(), q_next)
         self._descend("option_value", value_loss, self.option_value)
         with torch.no_grad():

@@ -94,7 +94,8 @@ class TwinCritic(nn.Module):
             if layer is not None:
                 h = layer(h, first)
         with torch.autocast(h.device.type, enabled=False):
-            h, weight = h.float(), self.last.weight[:first, :, 0]
-            q = torch.stack([torch.mv(h[i], weight[i]) for i in range(len(weight))])
+            # Unbind, not h[i]: the backward pass of indexing fills the whole tensor with zeros once per critic.
+            weights = self.last.weight[:first, :, 0].unbind()
+            q = torch.stack([torch.mv(x, weight) for x, weight in zip(h.float().unbind(), weights, strict=True)])
             assert self.last.bias is not None
             return q + self.last.bias[:first, 0]

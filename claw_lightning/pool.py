@@ -86,6 +86,8 @@ class Worker:
         self.control.stop = False
         self.control.beat(phases.START)
         settings = dict(self.command.settings, message_fd=write_end, control_fd=self.control.block.fd)
+        # A restarted worker must not play the same episodes with the same noise again.
+        settings["seed"] = settings["seed"] + 100_003 * self.total_restarts
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.log_path.open("ab") as log_file:
@@ -99,6 +101,7 @@ class Worker:
                 )
         except OSError as error:
             os.close(read_end)
+            self._pipe = -1  # else kill() would close this number again, which may be another file's by then
             raise WorkerError(
                 f"data.worker_python: cannot start {self.command.python} ({error.strerror or error})"
             ) from error

@@ -79,7 +79,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", nargs="+", type=float, help="marks since process start (default: 3 6)")
     parser.add_argument("--episodes", type=int, default=50, help="noise-free episodes per snapshot (default: 50)")
     parser.add_argument("--num-options", type=int, default=1, help="K of the product's arm (default: 1)")
-    parser.add_argument("--config", default=CONFIG, help=f"of the product's arm (default: {CONFIG})")
+    parser.add_argument("--config", default=None, help="of the product's arm (default: the recipe itself for K = 1, conf/hand_reach_dense.yaml else)")
     parser.add_argument("--quick", action="store_true", help="one mark at 20 seconds: does everything run?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here")
     parser.add_argument("--folder", type=Path, help="logs and snapshots (default: runs/compare/<date and time>)")

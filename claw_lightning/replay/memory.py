@@ -48,7 +48,8 @@ class ReplayMemory:
         n = num_updates * batch_size
         rows = torch.empty(n, self.layout.words)
         successors = torch.empty(n, self.layout.words)
-        missing = np.arange(n)
+        # Places are dealt to the rings in runs; shuffled, so that every update sees all workers.
+        missing = np.arange(n) if len(self.rings) == 1 else self.rng.permutation(n)
         for _ in range(64):
             bad = self._draw(missing, rows, successors)
             missing = missing[bad]
@@ -91,7 +92,7 @@ class ReplayMemory:
         lanes = self.rng.integers(0, ring.num_lanes, len(places))
         here = torch.from_numpy((steps % ring.num_steps) * ring.num_lanes + lanes)
         after = torch.from_numpy(((steps + 1) % ring.num_steps) * ring.num_lanes + lanes)
-        if len(places) == len(rows):
+        if len(places) == len(rows) and len(self.rings) == 1:  # all places, in order
             torch.index_select(flat, 0, here, out=rows)
             torch.index_select(flat, 0, after, out=successors)
             got, got_after = rows, successors
@@ -115,7 +116,8 @@ class ReplayMemory:
         index = self.layout.view(got.numpy(), "final_index").astype(np.int64)
         finals = torch.from_numpy(ring.finals[index[wanted] % ring.num_finals])
         successors[torch.from_numpy(places[wanted]), : finals.shape[1]] = finals
-        return wanted & (index <= ring.finals_written - ring.num_finals)
+        # Up to one entry per lane may be in the writing without being counted yet.
+        return wanted & (index < ring.finals_written - ring.num_finals + ring.num_lanes)
 
     def new_moments(self) -> Moments:
         """Moments of the observations that were published since the last call (quarantined rows do not count)."""

@@ -161,6 +161,9 @@ class Collector:
                 finals = result.final_obs[lanes]
                 indices[lanes] = ring.write_finals(finals)
                 flags[lanes] |= HAS_FINAL
+                broken = lanes[~np.isfinite(finals).all(axis=1)]
+                self.control.add_quarantined(int(((flags[broken] & QUARANTINED) == 0).sum()))
+                flags[broken] |= QUARANTINED
             view(rows, "final_index")[:] = indices
         view(rows, "flags")[:] = flags
         ring.publish()

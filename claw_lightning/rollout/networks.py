@@ -80,7 +80,9 @@ class OptionActor(nn.Module):
         """Raw outputs of the given options: obs [B, O], option [B] int64 -> [B, A] or [B, 2A]."""
         h = self.obs_layer(obs)
         if self.embedding is not None:
-            h = h + self.option_layer(self.embedding.weight)[option]
+            # As a product with one-hot rows: the backward pass of indexing adds up row by row and takes longer than the net.
+            one_hot = F.one_hot(option, self.num_options).to(h.dtype)
+            h = h + one_hot @ self.option_layer(self.embedding.weight).to(h.dtype)
         return self.body(self.activation(h))
 
     def forward_all(self, obs: Tensor) -> Tensor:

@@ -92,17 +92,16 @@ class LaneRing:
         # table is a quarter of that and rows whose entry was overwritten are not drawn.
         self.num_finals = max(num_lanes * 4, num_steps * num_lanes // 4) if layout.has_finals else 0
         row_bytes = num_steps * num_lanes * layout.row_bytes
-        final_words = layout.obs_size + layout.states_size
         self.block = SharedBlock(self.bytes_needed(layout, num_steps, num_lanes), fd, "claw-ring")
         self._header = self.block.array(np.int64, (PAGE // 8,))
         self.rows = self.block.array(np.float32, (num_steps, num_lanes, layout.words), PAGE)
-        self.finals = self.block.array(np.float32, (self.num_finals, final_words), PAGE + row_bytes)
+        self.finals = self.block.array(np.float32, (self.num_finals, layout.obs_size), PAGE + row_bytes)
 
     @staticmethod
     def bytes_needed(layout: RowLayout, num_steps: int, num_lanes: int) -> int:
         """Bytes of shared memory of a ring."""
         finals = max(num_lanes * 4, num_steps * num_lanes // 4) if layout.has_finals else 0
-        final_bytes = finals * 4 * (layout.obs_size + layout.states_size)
+        final_bytes = finals * 4 * layout.obs_size
         return PAGE + num_steps * num_lanes * layout.row_bytes + final_bytes
 
     @property
@@ -126,7 +125,7 @@ class LaneRing:
         self._header[0] = self.head + 1
 
     def write_finals(self, observations: np.ndarray) -> np.ndarray:
-        """Store final observations [M, O + S]; returns their indices [M] int32."""
+        """Store final observations [M, O]; returns their indices [M] int32."""
         first = self.finals_written
         indices = np.arange(first, first + len(observations), dtype=np.int64)
         self.finals[indices % self.num_finals] = observations
@@ -148,10 +147,11 @@ class LaneRing:
 def usable(flags: np.ndarray, next_flags: np.ndarray) -> np.ndarray:
     """Which rows may be learned from: flags of rows and of their successors, int32 [...] -> bool [...].
 
-    A terminated row needs no successor, since nothing is bootstrapped from it.
+    A terminated row needs no successor, since nothing is bootstrapped from it; but where it has one, that one must be
+    finite: values and terminations are evaluated there, and a weight of zero does not remove a NaN.
     """
     bad = (flags & (BORDER | QUARANTINED)) != 0
-    own_final = (flags & (HAS_FINAL | TERMINATED)) != 0
     # A successor that opens an episode is the wrong next observation (worker restart, same-step autoreset).
-    bad |= ((next_flags & (FIRST | QUARANTINED)) != 0) & ~own_final
+    bad |= ((next_flags & FIRST) != 0) & ((flags & (HAS_FINAL | TERMINATED)) == 0)
+    bad |= ((next_flags & QUARANTINED) != 0) & ((flags & HAS_FINAL) == 0)
     return ~bad

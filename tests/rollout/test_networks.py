@@ -1,0 +1,137 @@
+"""Policy and its parts: flat parameters, all options at once, squashed Gaussian."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+
+from claw_lightning.rollout.networks import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    Policy,
+    build_policy,
+    init_linear,
+    squashed_log_prob,
+)
+from tests.builders import policy_settings
+
+SHAPES = [{"num_options": k, "actor": actor} for k in (1, 4) for actor in ("deterministic", "gaussian")]
+
+
+def make(seed=0, **changes):
+    torch.manual_seed(seed)
+    return build_policy(policy_settings(**changes))
+
+
+@pytest.mark.parametrize("changes", SHAPES)
+def test_flat_round_trip(changes):
+    source, target = make(0, **changes), make(1, **changes)
+    source.normalizer.mean.fill_(0.25)
+    source.exploration.copy_(torch.tensor([0.5, 0.0]))
+    values = source.flatten()
+    assert values.shape == (source.flat_size,) and values.dtype == np.float32
+    assert source.flat_size == sum(p.numel() for p in source.parameters()) + 2 * 3 + 2
+    target.load_flat(values)
+    for (name, a), (_, b) in zip(source.state_dict().items(), target.state_dict().items()):
+        assert torch.equal(a, b), name
+    values[:] = 9.0  # the policy keeps no reference to the letter
+    assert torch.equal(target.actor.obs_layer.weight, source.actor.obs_layer.weight)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_another_size_is_refused(change):
+    policy = make()
+    with pytest.raises(ValueError, match="received"):
+        policy.load_flat(np.zeros(policy.flat_size + change, np.float32))
+
+
+@pytest.mark.parametrize("activation", ["relu", "elu", "tanh", "silu"])
+@pytest.mark.parametrize("changes", SHAPES)
+def test_all_options_at_once_equal_one_by_one(changes, activation):
+    actor = make(activation=activation, **changes).actor
+    obs = torch.randn(7, 3)
+    together = actor.forward_all(obs)
+    assert together.shape == (7, changes["num_options"], 2 * (1 + (changes["actor"] == "gaussian")))
+    for option in range(changes["num_options"]):
+        alone = actor(obs, torch.full((7,), option))
+        torch.testing.assert_close(together[:, option], alone, rtol=1e-5, atol=1e-6)
+    mixed = actor(obs, torch.arange(7) % changes["num_options"])
+    torch.testing.assert_close(mixed[0], together[0, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_options_differ_and_all_receive_gradients():
+    actor = make(num_options=3).actor
+    raw = actor.forward_all(torch.randn(5, 3))
+    assert not torch.allclose(raw[:, 0], raw[:, 1])
+    raw.square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in actor.parameters())
+
+
+def test_probabilities():
+    policy, obs = make(num_options=4), torch.randn(6, 3)
+    torch.testing.assert_close(policy.option_probs(obs).sum(-1), torch.ones(6))
+    beta = policy.beta(obs)
+    assert beta.shape == (6, 4)
+    torch.testing.assert_close(beta, torch.full((6, 4), 0.1), rtol=0.2, atol=0.0)  # initial_termination
+
+
+def test_one_option_switches_the_machinery_off():
+    policy, obs = make(num_options=1), torch.randn(6, 3)
+    assert policy.option_probs(obs).tolist() == [[1.0]] * 6
+    assert policy.beta(obs).tolist() == [[0.0]] * 6
+    assert not [name for name, _ in policy.named_parameters() if not name.startswith("actor.")]
+
+
+def test_gaussian_log_prob_equals_torch_distributions():
+    torch.manual_seed(0)
+    mean, std = torch.randn(50, 3, dtype=torch.float64), torch.rand(50, 3, dtype=torch.float64) + 0.05
+    pre_tanh = mean + std * torch.randn_like(mean)
+    exact = TransformedDistribution(Independent(Normal(mean, std), 1), [TanhTransform(cache_size=1)])
+    base = Independent(Normal(mean, std), 1).log_prob(pre_tanh)
+    expected = base - TanhTransform().log_abs_det_jacobian(pre_tanh, torch.tanh(pre_tanh)).sum(-1)
+    torch.testing.assert_close(squashed_log_prob(pre_tanh, mean, std), expected)
+    inside = pre_tanh.abs().amax(-1) < 3  # where the inverse of tanh is accurate
+    torch.testing.assert_close(expected[inside], exact.log_prob(torch.tanh(pre_tanh))[inside], rtol=1e-6, atol=1e-6)
+
+
+def test_gaussian_log_prob_far_out_is_finite_and_exact():
+    pre_tanh = torch.tensor([[30.0], [-30.0]])
+    # log(1 - tanh(x)^2) -> 2 (log 2 - |x|)
+    expected = -0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 30.0)
+    assert squashed_log_prob(pre_tanh, pre_tanh, torch.ones(2, 1)).tolist() == pytest.approx([expected] * 2)
+
+
+def test_gaussian_actor():
+    actor = make(actor="gaussian").actor
+    mean, std = actor.gaussian(torch.tensor([[0.5, -0.5, -99.0, 99.0]]))
+    assert mean.tolist() == [[0.5, -0.5]]
+    torch.testing.assert_close(std, torch.tensor([[LOG_STD_MIN, LOG_STD_MAX]]).exp())
+    raw = torch.tensor([[0.3, -0.2, -1.0, -1.0]]).expand(20_000, -1).clone().requires_grad_()
+    torch.manual_seed(0)
+    action, log_prob = actor.sample(raw)
+    assert action.abs().max() < 1 and log_prob.shape == (20_000,)
+    torch.testing.assert_close(actor.mean_action(raw), torch.tanh(raw[:, :2]))
+    torch.testing.assert_close(torch.atanh(action).mean(0), raw[0, :2], rtol=0.0, atol=0.02)
+    action.sum().backward()
+    assert (raw.grad != 0).all()
+
+
+@pytest.mark.parametrize("scheme", ["orthogonal", "xavier", "he", "torch"])
+def test_initial_actions_are_small_and_biases_zero(scheme):
+    policy = make(init=scheme, num_options=2)
+    if scheme != "torch":
+        assert policy.actor.mean_action(policy.actor.forward_all(torch.randn(50, 3))).abs().max() < 0.2
+        assert not policy.actor.obs_layer.bias.any()
+
+
+def test_unknown_initialisation_names_the_setting():
+    with pytest.raises(ValueError, match="model.init: magic"):
+        init_linear(torch.nn.Linear(2, 2), 1.0, "magic")
+
+
+def test_normalisation_switched_off_does_not_clip():
+    policy = Policy(**policy_settings(normalize=False))
+    assert policy.normalizer(torch.full((1, 3), 1e6)).tolist() == [[1e6] * 3]

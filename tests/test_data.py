@@ -1,0 +1,217 @@
+"""ReplayDataModule: what it refuses, how it paces a run, and how a run ends and resumes."""
+
+import json
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from callbacks import RunCheckpoint
+from claw_lightning import data as data_room
+from claw_lightning.data import EnvConfig, ReplayDataModule
+from claw_lightning.errors import ConfigError
+from claw_lightning.hooks import UpdateCallback
+from tests.runs import fit_lockstep, make_data, make_module, tensors
+
+
+@pytest.mark.parametrize(
+    "settings, key",
+    [
+        ({"num_workers": 0}, "data.num_workers"),
+        ({"envs_per_worker": 0}, "data.envs_per_worker"),
+        ({"worker_threads": 0}, "data.worker_threads"),
+        ({"capacity": 0}, "data.capacity"),
+        ({"batch_size": 0}, "data.batch_size"),
+        ({"updates_per_step": -1}, "data.updates_per_step"),
+        ({"samples_per_insert": 0.0}, "data.samples_per_insert"),
+        ({"pull_every": 0}, "data.pull_every"),
+        ({"eval_episodes": 0}, "data.eval_episodes"),
+        ({"eval_envs": 0}, "data.eval_envs"),
+        ({"warmup_steps": -1}, "data.warmup_steps"),
+        ({"max_env_steps": -1}, "data.max_env_steps"),
+        ({"restart_budget": -1}, "data.restart_budget"),
+        ({"batch_size": 5000}, "data.batch_size"),
+        ({"warmup_steps": 5000, "max_env_steps": 0}, "data.warmup_steps"),
+        ({"max_env_steps": 100}, "data.max_env_steps"),
+        ({"capacity": 28, "warmup_steps": 20}, "data.capacity"),
+        ({"worker_device": "gpu"}, "data.worker_device"),
+        ({"max_env_steps": 102}, "data.max_env_steps"),
+        # Rounded to whole vector steps nothing is left, although 5 steps would pay for an update.
+        ({"envs_per_worker": 16, "warmup_steps": 97, "max_env_steps": 102, "samples_per_insert": 100}, "max_env_steps"),
+        ({"rate_band": 1.0}, "data.rate_band"),
+        ({"env": None}, "data.env"),
+    ],
+)
+def test_wrong_settings_are_named_in_one_line(settings, key):
+    with pytest.raises(ConfigError) as error:
+        make_data(**settings)
+    assert key in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_replay_larger_than_memory_is_refused_with_what_would_fit(monkeypatch):
+    data = make_data()
+    monkeypatch.setattr(data_room, "available_memory", lambda: 50_000)
+    with pytest.raises(ConfigError, match=r"data\.capacity.*would fit") as error:
+        data.setup("fit")
+    assert "\n" not in str(error.value)
+    fits = int(str(error.value).split("; ")[1].split(" ")[0].replace(",", ""))
+    monkeypatch.setattr(data_room, "available_memory", lambda: 10**9)
+    data.setup("fit")
+    assert 8 < fits < data.capacity
+
+
+def test_an_unknown_task_is_an_error_of_one_line():
+    with pytest.raises(ConfigError, match="NoSuchTask-v0") as error:
+        make_data(task="NoSuchTask-v0").setup("fit")
+    assert "\n" not in str(error.value)
+
+
+def test_limiter_is_wired_to_the_settings():
+    limiter = make_data(num_workers=2, envs_per_worker=8, warmup_steps=100, max_env_steps=301).limiter
+    assert (limiter.samples_per_insert, limiter.request) == (8, 32)
+    # Whole vector steps of one worker: the warm-up rounded up, the end rounded down.
+    assert (limiter.warmup, limiter.max_inserts) == (104, 296)
+    assert limiter.band == 2 * (32 + 16 * 8)
+
+
+# -- whole runs in lock-step --------------------------------------------------------------------------------------
+
+
+class Journal(UpdateCallback):
+    """Steps and updates at each training step and each validation."""
+
+    def __init__(self):
+        self.steps, self.validations, self.versions = [], [], []
+
+    def on_batch_sampled(self, trainer, module, batch):
+        self.steps.append((trainer.datamodule.env_steps, module.updates))
+        self.versions.append(int(batch.version.max()))
+
+    def on_validation_end(self, trainer, module):
+        self.validations.append((module.env_steps, module.updates))
+
+
+@pytest.mark.parametrize("num_options", [1, 4])
+def test_lockstep_runs_are_bit_exact_for_a_seed(tmp_path, num_options):
+    def final(seed):
+        return dict(tensors(fit_lockstep(tmp_path, seed, model={"num_options": num_options}, limit_val_batches=0)[1]))
+
+    first, again, other = final(3), final(3), final(4)
+    assert {"moments.mean", "policy.normalizer.mean"} <= set(first)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["moments.mean"], other["moments.mean"])
+    assert any(not torch.equal(first[n], other[n]) for n in first if n.startswith("critic"))
+
+
+def test_a_run_ends_at_max_env_steps_with_a_last_validation(tmp_path):
+    journal = Journal()
+    trainer, module, data = fit_lockstep(tmp_path, callbacks=[journal])
+    assert data.finished and data.env_steps == module.env_steps == 300
+    # (300 - 100) steps x 8 samples per step / 16 samples per update
+    assert module.updates == 100 and data.limiter.achieved == 8.0
+    assert journal.validations == [(300, 100)]
+    assert {"val/return", "val/length", "val/return_std"} <= set(trainer.callback_metrics)
+    assert float(trainer.callback_metrics["val/length"]) == 200.0
+    # Learning began at the warm-up and never outran what was owed.
+    assert journal.steps[0][0] >= 100
+    assert all(updates * 16 <= (steps - 100) * 8 for steps, updates in journal.steps)
+
+
+def test_evaluation_repeats_for_a_seed_and_a_policy(tmp_path):
+    data, module = make_data(), make_module()
+    data.setup("validate")
+    module.build(data.spec)
+    first, again = (data.evaluate(module.policy, module.agent_settings(), 3, 11) for _ in range(2))
+    other = data.evaluate(module.policy, module.agent_settings(), 3, 12)
+    data.close()
+    assert len(first["return"]) == 3 and first == again
+    assert other["return"] != first["return"]
+    assert sum(first["option"]) == pytest.approx(1.0)
+
+
+# -- resuming -----------------------------------------------------------------------------------------------------
+
+
+def test_state_is_plain_and_owes_no_burst():
+    data, resumed = make_data(max_env_steps=0), make_data(max_env_steps=0)
+    data.limiter.inserted, data.limiter.sampled = 300, 8 * 200 - 32
+    resumed.load_state_dict(json.loads(json.dumps(data.state_dict())))
+    assert resumed.env_steps == 300
+    assert not resumed.limiter.can_sample
+    resumed.limiter.inserted = 399
+    assert not resumed.limiter.can_sample, "the memory is filled to the warm-up size first"
+    resumed.limiter.inserted = 400
+    assert resumed.limiter.can_sample
+    assert resumed.limiter.error == data.limiter.error == 32
+
+
+def test_a_run_stopped_while_it_filled_its_memory_waits_for_one_warm_up_only():
+    data = make_data(max_env_steps=0)
+    for inserted in (60, 80):  # stopped twice
+        data.limiter.inserted = inserted
+        state, data = data.state_dict(), make_data(max_env_steps=0)
+        data.load_state_dict(state)
+        assert data.limiter.warmup == inserted + 100
+
+
+def test_resumed_run_refills_and_continues_counters_and_versions(tmp_path):
+    keep, journal = RunCheckpoint(dirpath=str(tmp_path)), Journal()
+    settings = {"enable_checkpointing": True}
+    _, module, _ = fit_lockstep(tmp_path, callbacks=[keep], limit_val_batches=0, **settings)
+    stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (stored["claw"]["updates"], stored["claw"]["env_steps"]) == (100, 300)
+    trainer, resumed, data = fit_lockstep(
+        tmp_path, callbacks=[journal], data={"max_env_steps": 500}, ckpt=tmp_path / "last.ckpt", limit_val_batches=0
+    )
+    assert journal.steps[0][1] == 100 and 400 <= journal.steps[0][0] <= 412
+    # What a resumed run collects is the work of the policy it resumed from, not of version 0.
+    assert journal.versions[0] == 100
+    # One hundred steps refilled the memory, one hundred were learned from.
+    assert (data.env_steps, resumed.updates) == (500, 150)
+    assert trainer.global_step == 75
+
+
+def test_a_closed_data_module_says_so_instead_of_waiting(tmp_path):
+    trainer, module, data = fit_lockstep(tmp_path, limit_val_batches=0)
+    with pytest.raises(ConfigError, match="closed"):
+        data.start_workers()
+
+
+def test_without_virtual_epochs_the_warm_up_is_uniform_too(tmp_path):
+    """Without `limit_train_batches` Lightning fetches a batch before `on_train_start`."""
+
+    class Stop(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.actions = batch.action.abs().mean()
+            trainer.should_stop = True
+
+    stop = Stop()
+    fit_lockstep(tmp_path, callbacks=[stop], limit_train_batches=None, limit_val_batches=0)
+    assert float(stop.actions) == pytest.approx(0.5, abs=0.15)
+
+
+def test_simulators_are_never_built_from_plain_dictionaries():
+    with pytest.raises(ConfigError, match="EnvConfig"):
+        ReplayDataModule(env={"class_path": "GymnasiumEnv"})
+    assert EnvConfig().class_path == "EnvPoolEnv"
+
+
+# -- background processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_overlapped_run_and_evaluation_in_processes_of_their_own(tmp_path):
+    journal = Journal()
+    trainer, module, data = fit_lockstep(
+        tmp_path, callbacks=[journal], data={"mode": "overlapped", "num_workers": 2, "envs_per_worker": 2}
+    )
+    assert data.env_steps == 300 and module.updates == 100
+    assert journal.validations == [(300, 100)]
+    assert float(trainer.callback_metrics["val/length"]) == 200.0
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "describe.log",
+        "evaluator.log",
+        "worker_0.log",
+        "worker_1.log",
+    ]
+    assert data.pool.workers == [] and data._evaluator is None

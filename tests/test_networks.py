@@ -1,0 +1,131 @@
+"""TwinCritic: two critics at once, all options at once."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from claw_lightning.networks import StackedLinear, TwinCritic
+
+BATCH, OBS, ACTION = 9, 5, 3
+KINDS = [(k, norm) for k in (1, 4) for norm in (False, True)]
+
+
+def make(num_options=4, layer_norm=False, activation="elu", hidden=(32, 16), last=0.3):
+    torch.manual_seed(0)
+    critic = TwinCritic(OBS, ACTION, num_options, hidden, activation, layer_norm)
+    with torch.no_grad():
+        critic.last.weight.normal_(0, last)  # the initial one is so small that a wrong value would pass for a right one
+        for parameter in critic.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    return critic
+
+
+def inputs(num_options):
+    return torch.randn(BATCH, OBS), torch.rand(BATCH, num_options, ACTION) * 2 - 1
+
+
+def by_hand(critic, index, obs, action, option):
+    """One critic as plain linear layers."""
+    if critic.num_options > 1:
+        action = torch.cat((action, F.one_hot(option, critic.num_options).float()), 1)
+    h = obs @ critic.obs_layer.weight[index] + critic.obs_layer.bias[index] + action @ critic.action_layer.weight[index]
+    for i, layer in enumerate([*critic.hidden, critic.last]):
+        if critic.norms is not None:
+            h = critic.norms[i](h)
+        h = F.elu(h) @ layer.weight[index] + layer.bias[index]
+    return h[:, 0]
+
+
+@pytest.mark.parametrize("num_options, layer_norm", KINDS)
+def test_values_equal_plain_layers(num_options, layer_norm):
+    critic = make(num_options, layer_norm)
+    obs, actions = inputs(num_options)
+    option = torch.arange(BATCH) % num_options
+    q = critic(obs, actions[:, 0], option)
+    assert q.shape == (2, BATCH)
+    for index in range(2):
+        torch.testing.assert_close(q[index], by_hand(critic, index, obs, actions[:, 0], option), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("num_options, layer_norm", KINDS)
+def test_all_options_at_once_equal_one_by_one(num_options, layer_norm, activation):
+    critic = make(num_options, layer_norm, activation)
+    obs, actions = inputs(num_options)
+    together = critic.forward_all(obs, actions)
+    assert together.shape == (2, BATCH, num_options)
+    for option in range(num_options):
+        alone = critic(obs, actions[:, option], torch.full((BATCH,), option))
+        torch.testing.assert_close(together[:, :, option], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_options, layer_norm", KINDS)
+def test_first_critic_alone_equals_row_0(num_options, layer_norm):
+    critic = make(num_options, layer_norm)
+    obs, actions = inputs(num_options)
+    option = torch.arange(BATCH) % num_options
+    both, alone = critic(obs, actions[:, 0], option), critic(obs, actions[:, 0], option, first=1)
+    assert alone.shape == (1, BATCH)
+    torch.testing.assert_close(alone[0], both[0])
+    torch.testing.assert_close(critic.forward_all(obs, actions, first=1)[0], critic.forward_all(obs, actions)[0])
+
+
+def test_the_critics_are_two_and_both_get_gradients():
+    critic = make()
+    obs, actions = inputs(4)
+    q = critic(obs, actions[:, 0], torch.arange(BATCH) % 4)
+    assert not torch.allclose(q[0], q[1])
+    q.sum().backward()
+    for name, parameter in critic.named_parameters():
+        assert all(parameter.grad[index].any() for index in range(2)), name
+
+
+def test_one_critic_leaves_the_others_gradient_at_zero_and_reaches_the_action():
+    critic = make()
+    obs, actions = inputs(4)
+    action = actions[:, 0].clone().requires_grad_()
+    critic(obs, action, torch.zeros(BATCH, dtype=torch.long), first=1).sum().backward()
+    assert (action.grad != 0).any(1).all()
+    for name, parameter in critic.named_parameters():
+        assert parameter.grad[0].any() and not parameter.grad[1].any(), name
+
+
+def test_inputs_stay_as_they_are():
+    critic = make(activation="relu")
+    obs, actions = inputs(4)
+    kept = obs.clone(), actions.clone()
+    critic.forward_all(obs, actions)
+    critic(obs, actions[:, 0], torch.zeros(BATCH, dtype=torch.long))
+    assert torch.equal(obs, kept[0]) and torch.equal(actions, kept[1])
+
+
+@pytest.mark.parametrize("num_options, layer_norm", KINDS)
+def test_bfloat16_is_close_to_float32(num_options, layer_norm):
+    critic = make(num_options, layer_norm, hidden=(64, 64))
+    obs, actions = inputs(num_options)
+    option = torch.arange(BATCH) % num_options
+    with torch.autocast("cpu", torch.bfloat16):
+        low = critic(obs, actions[:, 0], option), critic.forward_all(obs, actions)
+    full = critic(obs, actions[:, 0], option), critic.forward_all(obs, actions)
+    for a, b in zip(low, full):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0.0, atol=0.05 * float(b.detach().abs().max()))
+
+
+def test_initial_values_are_near_zero():
+    torch.manual_seed(0)
+    critic = TwinCritic(OBS, ACTION, 4, (32, 32), "relu")
+    obs, actions = inputs(4)
+    assert critic.forward_all(obs, actions).abs().max() < 0.1
+
+
+def test_one_hot_is_not_saved():
+    assert not [name for name in make().state_dict() if "one_hot" in name]
+
+
+def test_stacked_linear_takes_shared_and_separate_inputs():
+    layer, x = StackedLinear(3, 4, 2), torch.randn(5, 4)
+    shared = layer(x)
+    torch.testing.assert_close(layer(x.expand(3, -1, -1).contiguous()), shared)
+    torch.testing.assert_close(shared[1], x @ layer.weight[1] + layer.bias[1])
+    assert layer(x, 2).shape == (2, 5, 2)
