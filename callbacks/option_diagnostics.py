@@ -14,7 +14,7 @@ from claw_lightning.replay import ReplayBatch
 
 
 class OptionDiagnostics(UpdateCallback):
-    """Logs, for K > 1, over the samples since the last logging step:
+    """Logs for K > 1, over the samples since the last logging step.
 
     * ``option/share_<k>``: share of steps executed by option k; 1/K is balance, one at 1 is collapse.
     * ``option/usage_entropy``: entropy of the shares divided by log K; 1 is balance.
@@ -26,8 +26,8 @@ class OptionDiagnostics(UpdateCallback):
 
     def __init__(self) -> None:
         self._shares: torch.Tensor | None = None
-        self._ended = 0.0
-        self._steps = 0.0
+        self._ended: Any = 0.0  # tensors on the module's device between logging steps
+        self._steps: Any = 0.0
         self._module: OptionCritic | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

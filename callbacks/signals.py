@@ -35,11 +35,19 @@ class OrderlyStop(pl.Callback):
                 if number not in self._previous:
                     self._previous[number] = signal.signal(number, self._handle)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Lightning installs handlers of its own after ``setup``; take the signals back."""
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the signals back: Lightning wraps the handlers after ``on_fit_start`` and would raise instead."""
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
                 signal.signal(number, self._handle)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """As for training."""
+        self.on_train_start(trainer, pl_module)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """As for training."""
+        self.on_train_start(trainer, pl_module)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

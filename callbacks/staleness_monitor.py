@@ -33,7 +33,9 @@ class StalenessMonitor(UpdateCallback):
             raise ConfigError(f"StalenessMonitor.limit is {limit}; it must be at least 1")
         self.limit, self.histogram = limit, histogram
         self._warned = False
-        self._sum, self._count, self._max = 0.0, 0, 0.0
+        self._sum: Any = 0.0  # tensors on the module's device between logging steps
+        self._max: Any = 0.0
+        self._count = 0
         self._last: torch.Tensor | None = None
         self._trainer: pl.Trainer | None = None
         self._collection: int | None = None
@@ -73,7 +75,7 @@ class StalenessMonitor(UpdateCallback):
             values["staleness/collection"] = float(self._collection)
         if self.histogram and self._trainer is not None:
             for logger in self._trainer.loggers:
-                add = getattr(logger.experiment, "add_histogram", None)
+                add = getattr(getattr(logger, "experiment", None), "add_histogram", None)
                 if add is not None:
                     step = self._trainer.lightning_module.env_steps
                     add("staleness/histogram", self._last.flatten(), step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-
 from claw_lightning.cli import main
 
 if __name__ == "__main__":

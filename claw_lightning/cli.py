@@ -133,7 +133,9 @@ def make_cli_class() -> Any:
             chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
             wanted: list[type[Callback]] = [callbacks.OrderlyStop, callbacks.OptionDiagnostics]
             if settings.get("enable_checkpointing") is not False:
-                wanted.append(callbacks.RunCheckpoint)  # also keeps Lightning from adding its own, which saves at epochs
+                wanted.append(
+                    callbacks.RunCheckpoint
+                )  # also keeps Lightning from adding its own, which saves at epochs
             if settings.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in chosen):
                 wanted.append(callbacks.TrainingProgress)
             chosen += [cls() for cls in wanted if not any(isinstance(c, cls) for c in chosen)]
@@ -235,7 +237,8 @@ def report(error: BaseException) -> int:
     path = Path(os.environ.get("CLAW_ERROR_LOG", LOG_FILE))
     plain = (ClawError, EnvError, FileNotFoundError)
     # What a constructor had to say comes wrapped in the parser's own error.
-    shown = next((e for e in chain(error) if isinstance(e, plain)), error)
+    causes = list(chain(error))
+    shown = next((e for e in causes if isinstance(e, plain)), causes[-1] if "Union subtypes" in str(error) else error)
     is_plain = isinstance(shown, plain)
     text = str(shown).strip().splitlines() or [type(shown).__name__]
     line = text[0] if is_plain else f"{type(shown).__name__}: {text[0]}"

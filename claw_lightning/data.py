@@ -67,7 +67,7 @@ class ReplayDataModule(pl.LightningDataModule):
         capacity: environment steps kept, all workers together.
         batch_size: samples per update.
         updates_per_step: updates per ``training_step``; amortises Lightning's fixed cost per step.
-        samples_per_insert: batch_size x updates / environment steps inserted; the replay ratio that is comparable across
+        samples_per_insert: batch_size x updates / environment steps inserted; the replay ratio that compares across
             numbers of environments and batch sizes.
         rate_band: samples that workers may run ahead; None: twice the smallest that works.
         warmup_steps: environment steps with uniform actions before learning begins.
@@ -215,7 +215,8 @@ class ReplayDataModule(pl.LightningDataModule):
         if limiter.finished:
             raise ConfigError(
                 f"data.max_env_steps ({self.max_env_steps}) pays for less than one training step of "
-                f"{self.updates_per_step} x {self.batch_size} samples at data.samples_per_insert {self.samples_per_insert:g}"
+                f"{self.updates_per_step} x {self.batch_size} samples "
+                f"at data.samples_per_insert {self.samples_per_insert:g}"
             )
         return limiter
 
@@ -374,9 +375,10 @@ class ReplayDataModule(pl.LightningDataModule):
             raise ConfigError("this ReplayDataModule has been closed at the end of a run; make a new one for the next")
         if self.memory is not None:
             return
-        assert self.spec is not None and self.trainer is not None
+        assert self.spec is not None
+        assert self.trainer is not None
         layout = self.layout(self.spec)
-        module = self.trainer.lightning_module
+        module: Any = self.trainer.lightning_module
         rings = [LaneRing(layout, self.ring_steps, self.envs_per_worker) for _ in range(self.num_workers)]
         self.memory = ReplayMemory(rings, self.seed)
         mailbox = self.mailbox(module.policy)

@@ -122,10 +122,15 @@ class OptionCritic(pl.LightningModule):
         self._rate_mark = (0.0, 0, 0)
         self._device_metrics: dict[str, float] = {}
 
+    @property
+    def settings(self) -> Any:
+        """The constructor's arguments by name (Lightning's hparams)."""
+        return self.hparams
+
     # -- construction -------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        h = self.hparams
+        h = self.settings
         if h.num_options < 1:
             raise ConfigError(f"model.num_options is {h.num_options}; it must be at least 1 (1: no options)")
         if not 0.0 <= h.gamma < 1.0:
@@ -164,10 +169,11 @@ class OptionCritic(pl.LightningModule):
 
     def build(self, spec: EnvSpec) -> None:
         """Build all networks for a task."""
-        h = self.hparams
+        h = self.settings
         if spec.num_actions > 0:
             raise ConfigError(
-                f"task {spec.task} has {spec.num_actions} discrete actions; model.actor '{h.actor}' needs continuous ones"
+                f"task {spec.task} has {spec.num_actions} discrete actions; "
+                f"model.actor '{h.actor}' needs continuous ones"
             )
         self.spec = spec
         self.policy_settings: dict[str, Any] = {
@@ -216,7 +222,7 @@ class OptionCritic(pl.LightningModule):
 
     def agent_settings(self) -> dict[str, Any]:
         """Plain settings from which a worker builds its OptionAgent."""
-        h = self.hparams
+        h = self.settings
         return {
             "policy": self.policy_settings,
             "max_option_duration": h.max_option_duration if h.num_options > 1 else 0,
@@ -227,13 +233,14 @@ class OptionCritic(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One Adam per network; the critic's comes first and is the one whose steps Lightning counts."""
-        h = self.hparams
+        h = self.settings
         groups: list[tuple[str, list[nn.Parameter], float]] = [
             ("critic", list(self.critic.parameters()), h.critic_lr),
             ("actor", list(self.policy.actor.parameters()), h.actor_lr),
         ]
         if h.num_options > 1:
-            assert self.policy.option_policy is not None and self.policy.termination is not None
+            assert self.policy.option_policy is not None
+            assert self.policy.termination is not None
             groups += [
                 ("option_policy", list(self.policy.option_policy.parameters()), h.option_policy_lr),
                 ("termination", list(self.policy.termination.parameters()), h.termination_lr),
@@ -259,23 +266,23 @@ class OptionCritic(pl.LightningModule):
         """U updates: critic each time, policies every ``policy_delay``-th."""
         self._batch_hook("on_batch_sampled", batch)
         self.env_steps = batch.env_steps
-        if self.hparams.normalize_observations:
+        if self.settings.normalize_observations:
             self.moments.update(batch.moments)
             self.moments.write_to(self.policy.normalizer)
         obs, next_obs = self.policy.normalizer(batch.obs), self.policy.normalizer(batch.next_obs)
         action, option, terminated = batch.action, batch.option, batch.terminated
-        reward = batch.reward * self.hparams.reward_scale
+        reward = batch.reward * self.settings.reward_scale
         for u in range(len(batch)):
             self.update_critic(
                 obs[u], action[u], option[u], reward[u], terminated[u], next_obs[u], last=u == len(batch) - 1
             )
             self.updates += 1
-            if self.updates % self.hparams.policy_delay == 0:
+            if self.updates % self.settings.policy_delay == 0:
                 self.update_actor(obs[u], option[u])
-                if self.hparams.num_options > 1:
+                if self.settings.num_options > 1:
                     self.update_options(next_obs[u], option[u], terminated[u])
             self._batch_hook("on_update_end")
-        if self.hparams.num_options > 1:
+        if self.settings.num_options > 1:
             self.update_values(next_obs[-1])
         self._log_training()
         if self.trainer.datamodule.finished:  # type: ignore[attr-defined]
@@ -289,8 +296,8 @@ class OptionCritic(pl.LightningModule):
     ) -> None:  # fmt: skip
         """Twin critics towards ``r + gamma (1 - terminated) U(s', o)``."""
         with torch.no_grad():
-            value = self.expected_arrival if self.hparams.arrival == "expected" else self.sampled_arrival
-            target = losses.td_target(reward, terminated, value(next_obs, option), self.hparams.gamma)
+            value = self.expected_arrival if self.settings.arrival == "expected" else self.sampled_arrival
+            target = losses.td_target(reward, terminated, value(next_obs, option), self.settings.gamma)
         q = self.critic(obs, action, option)
         loss = losses.critic_loss(q, target)
         self._descend("critic", loss, self.critic, counted=last)
@@ -303,7 +310,7 @@ class OptionCritic(pl.LightningModule):
             self.next_option_values(next_obs),
             self.policy.option_probs(next_obs),
             self.policy.beta(next_obs),
-            self.hparams.deliberation_cost,
+            self.settings.deliberation_cost,
         )
         return arrival.gather(1, option.unsqueeze(1)).squeeze(1)
 
@@ -314,7 +321,7 @@ class OptionCritic(pl.LightningModule):
         that of Q_Omega(s', .) over options, which is small beside the spread over states.
         """
         ended = torch.zeros_like(option, dtype=torch.bool)
-        if self.hparams.num_options > 1:
+        if self.settings.num_options > 1:
             beta = self.policy.beta(next_obs).gather(1, option.unsqueeze(1)).squeeze(1)
             ended = torch.rand_like(beta) < beta
             selected = torch.multinomial(self.policy.option_probs(next_obs), 1).squeeze(1)
@@ -322,7 +329,7 @@ class OptionCritic(pl.LightningModule):
         actor = self.policy.actor if self.target_actor is None else self.target_actor
         action, bonus = self.target_action(actor(next_obs, option))
         value = self.target_critic(next_obs, action, option).amin(0) + bonus
-        return value - self.hparams.deliberation_cost * ended
+        return value - self.settings.deliberation_cost * ended
 
     def next_option_values(self, next_obs: Tensor) -> Tensor:
         """Q_Omega(s', o) of all options from the target networks: the smaller twin per option, [B, K]."""
@@ -336,7 +343,7 @@ class OptionCritic(pl.LightningModule):
         Deterministic: the target actor's action with clipped noise (TD3's smoothing), one draw per option.
         Gaussian: a sample of the current policy and ``-alpha log pi`` (SAC).
         """
-        h = self.hparams
+        h = self.settings
         if self.target_actor is None:
             action, log_prob = self.policy.actor.sample(raw)
             return action, -self.log_temperature.exp() * log_prob
@@ -352,7 +359,7 @@ class OptionCritic(pl.LightningModule):
         if self.target_actor is not None:
             action = actor.mean_action(raw)
             q = self.critic(obs, action, option, first=1)[0]
-            loss = losses.deterministic_actor_loss(q, action.float(), weight, self.hparams.action_penalty)
+            loss = losses.deterministic_actor_loss(q, action.float(), weight, self.settings.action_penalty)
         else:
             action, log_prob = actor.sample(raw)
             q = self.critic(obs, action, option).amin(0)
@@ -369,9 +376,10 @@ class OptionCritic(pl.LightningModule):
         self._record("action/saturation", (action.detach().abs() > 0.99).float())
 
     def update_options(self, next_obs: Tensor, option: Tensor, terminated: Tensor) -> None:
-        """Option policy and termination at s' for the option that arrives there: expected gradients over all options."""
-        h = self.hparams
-        assert self.policy.option_policy is not None and self.policy.termination is not None
+        """Option policy and termination at s' for the option that arrives there; expected gradients (all options)."""
+        h = self.settings
+        assert self.policy.option_policy is not None
+        assert self.policy.termination is not None
         if h.option_batch_size > 0:
             next_obs, option, terminated = (x[: h.option_batch_size] for x in (next_obs, option, terminated))
         with torch.no_grad():
@@ -406,8 +414,8 @@ class OptionCritic(pl.LightningModule):
 
         Targets and advantages never use them: A from two separately learned values would not sum to zero over options.
         """
-        if self.hparams.option_batch_size > 0:
-            next_obs = next_obs[: self.hparams.option_batch_size]
+        if self.settings.option_batch_size > 0:
+            next_obs = next_obs[: self.settings.option_batch_size]
         with torch.no_grad():
             q_next = self.next_option_values(next_obs)
         value_loss = losses.value_regression_loss(self.option_value(next_obs).float(), q_next)
@@ -420,13 +428,13 @@ class OptionCritic(pl.LightningModule):
         self._record("loss/state_value", state_loss)
 
     def _descend(self, name: str, loss: Tensor, network: nn.Module | None, counted: bool = False) -> None:
-        """One optimiser step. Only ``counted`` ones go through Lightning's wrapper, so that global_step counts steps."""
+        """One optimiser step; only ``counted`` ones go through Lightning's wrapper, which counts global_step."""
         wrapped = self.optimizers()[self._optimizer_names.index(name)]  # type: ignore[index]
         optimizer = wrapped.optimizer
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if self.hparams.max_grad_norm > 0 and network is not None:
-            norm = nn.utils.clip_grad_norm_(network.parameters(), self.hparams.max_grad_norm)
+        if self.settings.max_grad_norm > 0 and network is not None:
+            norm = nn.utils.clip_grad_norm_(network.parameters(), self.settings.max_grad_norm)
             self._record(f"grad_norm/{name}", norm)
         if counted:
             wrapped.step()
@@ -512,7 +520,7 @@ class OptionCritic(pl.LightningModule):
             raise ConfigError(
                 f"trainer.devices gives {self.trainer.world_size} ranks; this version trains on one device"
             )
-        if "16-mixed" == str(self.trainer.precision):
+        if str(self.trainer.precision) == "16-mixed":
             raise ConfigError("trainer.precision 16-mixed needs a scaler per optimiser; use bf16-mixed or 32-true")
 
     def on_train_start(self) -> None:

@@ -71,7 +71,7 @@ class TwinCritic(nn.Module):
         self.register_buffer("one_hot", torch.eye(num_options), persistent=False)
 
     def forward(self, obs: Tensor, action: Tensor, option: Tensor, first: int | None = None) -> Tensor:
-        """Values of the executed options: [B, O], [B, A], [B] int64 -> [C, B] (``first``: of the first critics only)."""
+        """Values of the executed options: [B, O], [B, A], [B] int64 -> [C, B] (``first``: so many critics)."""
         if self.num_options > 1:
             action = torch.cat((action, self.one_hot[option]), dim=1)
         return self._rest(self.obs_layer(obs, first).add_(self.action_layer(action, first)), first)

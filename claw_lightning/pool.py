@@ -111,7 +111,8 @@ class Worker:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one JSON line to the worker's standard input; a dead worker is noticed by :meth:`messages`."""
-        assert self.process is not None and self.process.stdin is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
             self.process.stdin.flush()

@@ -28,7 +28,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIG = "conf/hand_reach_dense.yaml"
+#: The recipe as the product's configuration (K = 1), and the main job's own settings (K > 1).
+RECIPE_CONFIG, MAIN_CONFIG = "conf/hand_reach_td3.yaml", "conf/hand_reach_dense.yaml"
 TASK = "HandReachDense-v3"
 ARMS = ("claw", "sb3")
 MISSING_SB3 = "stable-baselines3 is missing: run `make compare` or `pip install -e '.[compare]' -c constraints.txt`"
@@ -79,7 +80,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", nargs="+", type=float, help="marks since process start (default: 3 6)")
     parser.add_argument("--episodes", type=int, default=50, help="noise-free episodes per snapshot (default: 50)")
     parser.add_argument("--num-options", type=int, default=1, help="K of the product's arm (default: 1)")
-    parser.add_argument("--config", default=None, help="of the product's arm (default: the recipe itself for K = 1, conf/hand_reach_dense.yaml else)")
+    parser.add_argument("--config", help=f"of the product's arm (default: {RECIPE_CONFIG}; K > 1: {MAIN_CONFIG})")
     parser.add_argument("--quick", action="store_true", help="one mark at 20 seconds: does everything run?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here")
     parser.add_argument("--folder", type=Path, help="logs and snapshots (default: runs/compare/<date and time>)")
@@ -92,6 +93,8 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.quick and args.minutes is not None:
         parser.error("give --quick or --minutes, not both")
+    if args.config is None:
+        args.config = RECIPE_CONFIG if args.num_options == 1 else MAIN_CONFIG
     if args.minutes is None:
         args.minutes = [QUICK_MINUTES] if args.quick else [3.0, 6.0]
     args.minutes = sorted(args.minutes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -197,6 +196,3 @@ def checkpoint(folder: Path) -> dict[str, Any]:
 def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """All parameters and buffers, in order."""
     yield from module.state_dict().items()
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -34,7 +34,11 @@ class ReplayBatch:
     def to(self, device: torch.device | str, **kwargs: Any) -> ReplayBatch:
         """Copy to a device (called by Lightning)."""
         return ReplayBatch(
-            self.rows.to(device, **kwargs), self.next_obs.to(device, **kwargs), self.layout, self.moments, self.env_steps
+            self.rows.to(device, **kwargs),
+            self.next_obs.to(device, **kwargs),
+            self.layout,
+            self.moments,
+            self.env_steps,
         )
 
     def __len__(self) -> int:

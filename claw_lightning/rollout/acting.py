@@ -28,15 +28,15 @@ class OptionAgent:
     """Acts with a local copy of the policy.
 
     At each step of a running option o the agent ends it with probability ``beta_o(s)``, but not before
-    ``min_option_duration`` and always at ``max_option_duration`` (0: no cap), then draws from ``pi_Omega(.|s)``. The cap
-    is behaviour only: targets keep the learned beta.
+    ``min_option_duration`` and always at ``max_option_duration`` (0: no cap), then draws from ``pi_Omega(.|s)``. The
+    cap is behaviour only: targets keep the learned beta.
 
     Args:
         policy: plain settings of :class:`Policy`.
         num_lanes: N.
         exploration: ``kind`` (``gaussian``, ``ornstein_uhlenbeck``, ``none``), ``scale_min``, ``scale_max`` (spread
             over all lanes of all workers, fraction of the action range's half width).
-        evaluate: noise-free: mean actions, options by ``greedy_options`` (end where beta > 1/2, take the most probable).
+        evaluate: noise-free: mean actions, options by ``greedy_options`` (end where beta > 1/2, take the likeliest).
     """
 
     def __init__(
@@ -99,9 +99,7 @@ class OptionAgent:
         self._age = np.where(switched, 0, self._age + 1).astype(np.int32)
         raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)))
         action, log_prob = self._action(raw, first)
-        return Decision(
-            action, self._option, previous, self._age, switched, by_cap, log_prob, log_prob_option
-        )
+        return Decision(action, self._option, previous, self._age, switched, by_cap, log_prob, log_prob_option)
 
     def _terminate(self, beta: np.ndarray, first: np.ndarray) -> Any:
         if self.evaluate and self.greedy_options:

@@ -1,4 +1,4 @@
-"""The loop that every worker runs: pull parameters, act, step, write. Lock-step mode runs the same object in-process."""
+"""The loop that every worker runs: pull parameters, act, step, write. Lock-step mode runs it in-process."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ class Collector:
             self.puller.pull()
         self._steps += 1
         pulled = time.perf_counter()
+        assert self._obs is not None
         decision = self.agent.act(self._obs, self._first)
         inferred = time.perf_counter()
         self.control.beat(phases.STEP)

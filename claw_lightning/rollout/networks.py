@@ -9,7 +9,7 @@ Shapes: B batch, O observation, A action, K options, H hidden units.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -18,7 +18,12 @@ from torch import Tensor, nn
 
 from claw_lightning.rollout.normalizer import Normalizer
 
-ACTIVATIONS = {"relu": partial(nn.ReLU, inplace=True), "elu": nn.ELU, "tanh": nn.Tanh, "silu": nn.SiLU}
+ACTIVATIONS: Dict[str, Callable[[], nn.Module]] = {
+    "relu": partial(nn.ReLU, inplace=True),
+    "elu": nn.ELU,
+    "tanh": nn.Tanh,
+    "silu": nn.SiLU,
+}
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # bounds of Gaussian actors, as in SAC
 
 
@@ -80,7 +85,7 @@ class OptionActor(nn.Module):
         """Raw outputs of the given options: obs [B, O], option [B] int64 -> [B, A] or [B, 2A]."""
         h = self.obs_layer(obs)
         if self.embedding is not None:
-            # As a product with one-hot rows: the backward pass of indexing adds up row by row and takes longer than the net.
+            # A product with one-hot rows: the backward pass of indexing adds row by row and outlasts the network.
             one_hot = F.one_hot(option, self.num_options).to(h.dtype)
             h = h + one_hot @ self.option_layer(self.embedding.weight).to(h.dtype)
         return self.body(self.activation(h))

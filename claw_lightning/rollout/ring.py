@@ -8,8 +8,8 @@ Why a reader never sees half a step:
 * The writer fills slot ``head % T`` and only then publishes ``head + 1`` (single-writer publication; the aligned
   64-bit store becomes visible after the data on x86-64, and on weaker machines at the latest with the guard band).
 * While step ``head`` is being written, the slot in danger is that of step ``head - T``. A reader takes steps in
-  ``[head - T + guard, head - 1)`` (:meth:`LaneRing.readable`) and, after copying, reads ``head`` again: a step ``t`` was
-  certainly intact during the copy if ``t > head_after - T`` (:meth:`LaneRing.intact`). Others are drawn anew.
+  ``[head - T + guard, head - 1)`` (:meth:`LaneRing.readable`) and, after copying, reads ``head`` again: a step ``t``
+  was certainly intact during the copy if ``t > head_after - T`` (:meth:`LaneRing.intact`). Others are drawn anew.
 * A writer that dies in the middle of a step has not published it; its successor writes that slot again.
 
 Which rows may be learned from is decided by flags alone (:func:`usable`): a row that belongs to no episode, a row whose

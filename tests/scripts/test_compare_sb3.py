@@ -123,9 +123,9 @@ def test_recipe_makes_four_updates_per_vector_step():
 
 
 def test_shipped_configuration_has_the_recipe():
-    path = ROOT / compare.CONFIG
+    path = ROOT / compare.RECIPE_CONFIG
     if not path.is_file():
-        pytest.skip(f"no {compare.CONFIG}")
+        pytest.skip(f"no {compare.RECIPE_CONFIG}")
     config = yaml.safe_load(path.read_text())
     model, data = config["model"], config["data"]
     assert data["env"]["init_args"]["task"] == compare.TASK

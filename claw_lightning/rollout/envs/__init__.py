@@ -1,5 +1,7 @@
-"""Simulators behind one contract. Importing this package imports numpy alone; an adapter imports its simulator
-when it is built."""
+"""Simulators behind one contract.
+
+Importing this package imports numpy alone; an adapter imports its simulator when it is built.
+"""
 
 from claw_lightning.rollout.envs.base import EnvError, EnvSpec, StepResult, VectorEnv, make_env
 from claw_lightning.rollout.envs.envpool_env import EnvPoolEnv

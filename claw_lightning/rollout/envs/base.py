@@ -91,8 +91,9 @@ class StepResult(NamedTuple):
 class VectorEnv:
     """N copies of one task, stepped together.
 
-    Subclasses take ``task`` as the simulator's own name of the task, plus ``num_envs`` and ``seed`` as keywords with the
-    defaults 1 and 0 (both supplied by the worker), set :attr:`num_envs` and :attr:`spec`, and implement the methods below.
+    Subclasses take ``task`` as the simulator's own name of the task, plus ``num_envs`` and ``seed`` as keywords with
+    the defaults 1 and 0 (both supplied by the worker), set :attr:`num_envs` and :attr:`spec`, and implement the methods
+    below.
     The constructor raises :class:`EnvError` for anything the user can mend.
     """
 

@@ -275,8 +275,11 @@ class GymnasiumEnv(VectorEnv):
             raise self._explained(error) from error
 
     def _explained(self, error: AssertionError) -> Exception:
-        """gymnasium-robotics <= 1.4.2 compares joint types the wrong way round for mujoco >= 3.12
-        (https://github.com/Farama-Foundation/Gymnasium-Robotics/pull/330); its bare assertion would not say so."""
+        """Say what a bare assertion of gymnasium-robotics does not.
+
+        Up to 1.4.2 it compares joint types the wrong way round for mujoco >= 3.12
+        (https://github.com/Farama-Foundation/Gymnasium-Robotics/pull/330).
+        """
         registered = self._gym.registry.get(self._task.rpartition(":")[2])
         is_robotics = str(getattr(registered, "entry_point", "")).startswith("gymnasium_robotics")
         version = str(getattr(sys.modules.get("mujoco"), "__version__", "0"))

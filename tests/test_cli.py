@@ -1,0 +1,196 @@
+"""The command: what it parses, what it says, and how it answers bad input, mostly within this process."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from claw_lightning import cli
+from claw_lightning.errors import ClawError, UsageError
+from tests.runs import FAST, ROOT
+
+OPTIONS = Path(__file__).parent / "cases" / "options.txt"
+NO_LOGS = ["--trainer.logger=false", "--trainer.enable_checkpointing=false"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Runs and logs go to a folder of their own; the command's arguments and messages leave no trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lightning"])
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    level = logging.getLogger("claw_lightning").level
+    yield
+    logging.getLogger("claw_lightning").setLevel(level)
+
+
+def refused(capsys, status, *arguments):
+    """Error line of a command that must fail with ``status``."""
+    assert cli.main([*FAST, *NO_LOGS, *arguments]) == status
+    err = capsys.readouterr().err
+    lines = [line for line in err.splitlines() if "INFO" not in line]
+    assert len(lines) == 1 and lines[0].startswith("lightning: error: "), err
+    assert len(lines[0]) < 600
+    assert "Traceback" in Path("error.log").read_text()
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--data.batch_sise=3"], "did you mean data.batch_size?"),
+        (["--data.batch_size=many"], "\"data.batch_size\": Expected a <class 'int'>"),
+        (["--data.mode=fast"], "'overlapped', 'lockstep'"),
+        (["--data.env.class_path=NoSuchEnv"], "NoSuchEnv is neither a shipped class nor a dotted import path"),
+        (["--data.env.class_path=no_such.Env"], "No module named 'no_such'"),
+        (["--data.env.init_args.tusk=x"], "tusk"),
+        (["--trainer.callbacks+=NoSuchCallback"], "NoSuchCallback is neither"),
+        (["--trainer.callbacks+=TargetUpdate", "--trainer.callbacks.taus=1"], "'taus' is not accepted"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(capsys, arguments, said):
+    assert said in refused(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("model:\n  num_option: 4\n", "did you mean model.num_options?"),
+        ("model: {num_options: 4\ndata: [\n", "own.yaml, line 2"),
+        ("data:\n  env:\n    class_path: GymnasiumEnv\n    init_args: {tasc: x}\n", "'tasc' is not accepted"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(capsys, text, said):
+    Path("own.yaml").write_text(text)
+    assert said in refused(capsys, 2, "--config", "own.yaml")
+    assert said in refused(capsys, 2, "--config=own.yaml")
+    assert said in refused(capsys, 2, "-c", "own.yaml")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--config", "no_such.yaml"], "no configuration file 'no_such.yaml'"),
+        (["--data.env.init_args.task=NoSuch-v0"], "data.env.init_args.task: Gymnasium has no task 'NoSuch-v0'"),
+        (["--data.env.init_args.task=CartPole-v1"], "discrete actions"),
+        (["--model.num_options=0"], "model.num_options is 0; it must be at least 1"),
+        (["--data.batch_size=1001"], "data.batch_size (1001) is larger than data.capacity (1000)"),
+        (["--data.capacity=100000000000"], "GiB are free"),
+        (["--data.env.init_args.num_envs=3"], "set data.envs_per_worker instead"),
+        (["--trainer.callbacks+=TargetUpdate", "--trainer.callbacks.tau=3"], "TargetUpdate.tau is 3.0"),
+        (["--trainer.max_time=00:00:00:180"], "00:00:00:180"),
+        (["--ckpt_path=no_such.ckpt"], "no_such.ckpt"),
+        (
+            ["--data.mode=overlapped", "--data.worker_python=/no/such/python"],
+            "data.worker_python: cannot start /no/such/python",
+        ),
+        (["--data.mode=overlapped", "--data.env.init_args.task=NoSuch-v0"], "Gymnasium has no task 'NoSuch-v0'"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_one_line(capsys, arguments, said):
+    assert said in refused(capsys, 1, *arguments)
+
+
+def test_long_texts_are_cut_but_kept_in_the_log(capsys):
+    assert cli.report(RuntimeError("x" * 3000)) == 1
+    line = capsys.readouterr().err
+    assert len(line) < 600 and "..." in line
+    assert "x" * 3000 in Path("error.log").read_text()
+
+
+def test_statuses_of_errors(capsys, monkeypatch):
+    monkeypatch.setenv("CLAW_ERROR_LOG", "/no/such/folder/error.log")
+    assert cli.report(UsageError("a")) == 2
+    assert cli.report(ClawError("b")) == 1
+    assert capsys.readouterr().err == "lightning: error: a\nlightning: error: b\n"
+
+
+# -- help and options -------------------------------------------------------------------------------------------------
+
+
+def exits_with_zero(*arguments):
+    with pytest.raises(SystemExit) as leave:
+        cli.main(list(arguments))
+    assert leave.value.code in (0, None)
+
+
+def test_help_of_command_and_subcommand(capsys):
+    exits_with_zero("--help")
+    assert "{fit,validate,test,predict}" in capsys.readouterr().out
+    exits_with_zero("fit", "--help")
+    out = capsys.readouterr().out
+    assert "--model.num_options" in out and "critic updates per update of the policies" in out
+
+
+def test_print_config_prints_what_parses_again(capsys):
+    exits_with_zero(*FAST, "--model.num_options=3", "--print_config")
+    text = capsys.readouterr().out
+    assert "num_options: 3" in text and "class_path: claw_lightning.rollout.envs.GymnasiumEnv" in text
+    Path("printed.yaml").write_text(text)
+    exits_with_zero("fit", "--config", "printed.yaml", "--print_config")
+    assert capsys.readouterr().out == text
+
+
+def test_option_names_are_frozen(monkeypatch):
+    """A rename breaks users' files. If it is wanted: change tests/cases/options.txt together with the CHANGELOG."""
+    found = []
+
+    def error(message, keys):
+        found.extend(keys)
+        return message
+
+    monkeypatch.setattr(cli, "explain_usage", error)
+    assert cli.main([*FAST, "--no_such_option"]) == 2
+    names = sorted({key for key in found if key.split(".")[0] in ("model", "data") and "." in key})
+    names = [name for name in names if not name.endswith((".help", "+"))]
+    assert names == OPTIONS.read_text().split()
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_is_useful_once(capsys):
+    """And adds the callbacks that every run needs, whatever list the configuration gives."""
+    assert cli.main([*FAST]) == 0
+    out, err = capsys.readouterr()
+    for noise in ("weights_only", "Tip", "TPU", "precision lowered"):
+        assert noise not in out + err
+    assert "val/return" in out
+    folder = next(Path("runs").iterdir())
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert (folder / "config.yaml").is_file()
+    stored = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert {"RunCheckpoint", "TargetUpdate"} & {key.split("{")[0] for key in stored["callbacks"]}
+
+    # The checkpoint's counters, not its hyper-parameters, continue: the command line wins.
+    last = str(folder / "checkpoints" / "last.ckpt")
+    assert cli.main([*FAST, f"--ckpt_path={last}", "--data.max_env_steps=600", "--model.gamma=0.5"]) == 0
+    again = torch.load("runs/version_1/checkpoints/last.ckpt", weights_only=True)
+    assert again["claw"]["env_steps"] == 600 > stored["claw"]["env_steps"] == 400
+    assert again["claw"]["updates"] > stored["claw"]["updates"] == 150
+    assert again["hyper_parameters"]["gamma"] == 0.5
+
+    capsys.readouterr()
+    for command in ("validate", "test"):
+        assert cli.main([command, *FAST[1:], *NO_LOGS, f"--ckpt_path={last}"]) == 0
+        assert f"{'val' if command == 'validate' else 'test'}/return" in capsys.readouterr().out
+
+
+def test_bars_and_checkpoints_of_the_user_are_kept(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("lightning.pytorch.Trainer.fit", lambda self, *a, **k: seen.update(callbacks=self.callbacks))
+    bar = ["--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar"]
+    saver = ["--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint", "--trainer.callbacks.save_last=true"]
+    assert cli.main([*FAST, "--trainer.enable_progress_bar=true", *bar, *saver]) == 0
+    names = [type(c).__name__ for c in seen["callbacks"]]
+    assert {"TQDMProgressBar", "ModelCheckpoint", "RunCheckpoint", "OrderlyStop", "OptionDiagnostics"} <= set(names)
+    assert "TrainingProgress" not in names
+    assert cli.main([*FAST, "--trainer.enable_progress_bar=true"]) == 0
+    names = [type(c).__name__ for c in seen["callbacks"]]
+    assert "TrainingProgress" in names and "TQDMProgressBar" not in names and "ModelCheckpoint" not in names
+
+
+def test_shipped_configurations_live_in_the_tree():
+    assert (ROOT / "conf/debug/fast.yaml").is_file()
