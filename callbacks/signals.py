@@ -22,6 +22,7 @@ class OrderlyStop(pl.Callback):
     def __init__(self) -> None:
         self.received: int | None = None
         self._previous: dict[int, Any] = {}
+        self._is_active = False
         self._trainer: pl.Trainer | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -30,10 +31,12 @@ class OrderlyStop(pl.Callback):
         data: Any = getattr(trainer, "datamodule", None)
         if data is not None:
             data.stop_requested = lambda: self.received is not None
+        self._is_active = True
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
-                if number not in self._previous:
-                    self._previous[number] = signal.signal(number, self._handle)
+                previous = signal.signal(number, self._handle)
+                if previous != self._handle:
+                    self._previous[number] = previous
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the signals back: Lightning wraps the handlers after ``on_fit_start`` and would raise instead."""
@@ -50,6 +53,10 @@ class OrderlyStop(pl.Callback):
         self.on_train_start(trainer, pl_module)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_active:  # the run is over, but Lightning has put this handler back after `on_exception`
+            signal.signal(number, self._previous.get(number) or signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         if self.received is not None:
             os.write(2, b"\nsecond signal: ending now\n")
             data: Any = getattr(self._trainer, "datamodule", None)
@@ -66,4 +73,8 @@ class OrderlyStop(pl.Callback):
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._previous.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._previous.clear()
+        self._is_active = False
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Give the signals back; Lightning calls no ``teardown`` after an error."""
+        self.teardown(trainer, pl_module, "")

@@ -54,7 +54,8 @@ class OptionCritic(pl.LightningModule):
         termination_lr: of the termination network.
         value_lr: of option value and state value.
         temperature_lr: of the Gaussian actor's temperature.
-        policy_delay: critic updates per update of the policies (TD3).
+        policy_delay: critic updates per update of the action policy (TD3).
+        option_delay: critic updates per update of option policy and termination.
         target_noise: standard deviation of the target policy's smoothing noise (deterministic actor).
         target_noise_clip: its bound.
         action_penalty: weight of the mean squared action in the deterministic actor's loss.
@@ -93,6 +94,7 @@ class OptionCritic(pl.LightningModule):
         value_lr: float = 1e-3,
         temperature_lr: float = 3e-4,
         policy_delay: int = 2,
+        option_delay: int = 2,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
         action_penalty: float = 0.0,
@@ -135,8 +137,9 @@ class OptionCritic(pl.LightningModule):
             raise ConfigError(f"model.num_options is {h.num_options}; it must be at least 1 (1: no options)")
         if not 0.0 <= h.gamma < 1.0:
             raise ConfigError(f"model.gamma is {h.gamma}; it must lie in [0, 1)")
-        if h.policy_delay < 1:
-            raise ConfigError(f"model.policy_delay is {h.policy_delay}; it must be at least 1")
+        for name in ("policy_delay", "option_delay"):
+            if h[name] < 1:
+                raise ConfigError(f"model.{name} is {h[name]}; it must be at least 1")
         if not 0.0 < h.initial_termination < 1.0:
             raise ConfigError(f"model.initial_termination is {h.initial_termination}; it must lie between 0 and 1")
         if h.max_option_duration < 0 or h.min_option_duration < 1:
@@ -279,8 +282,8 @@ class OptionCritic(pl.LightningModule):
             self.updates += 1
             if self.updates % self.settings.policy_delay == 0:
                 self.update_actor(obs[u], option[u])
-                if self.settings.num_options > 1:
-                    self.update_options(next_obs[u], option[u], terminated[u])
+            if self.settings.num_options > 1 and self.updates % self.settings.option_delay == 0:
+                self.update_options(next_obs[u], option[u], terminated[u])
             self._batch_hook("on_update_end")
         if self.settings.num_options > 1:
             self.update_values(next_obs[-1])

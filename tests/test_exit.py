@@ -1,4 +1,4 @@
-"""How whole runs end: signals, death, errors of plug-ins; nothing may be left behind. Generous waits, real processes."""
+"""How whole runs end: signals, death, errors of plug-ins; nothing may be left behind. Real processes."""
 
 import json
 import os

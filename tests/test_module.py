@@ -69,10 +69,48 @@ def test_policies_move_at_every_second_update_and_values_once_per_step():
     assert watcher.in_step == [set(NETWORKS)] * 2
 
 
+def test_options_move_at_a_period_of_their_own():
+    watcher = Watcher()
+    fit_fake(make_module(policy_delay=2, option_delay=3), [make_batch(6)], [watcher])
+    assert [i + 1 for i, names in enumerate(watcher.at_update) if "policy.actor" in names] == [2, 4, 6]
+    for network in ("policy.option_policy", "policy.termination"):
+        assert [i + 1 for i, names in enumerate(watcher.at_update) if network in names] == [3, 6]
+
+
 def test_global_step_counts_training_steps_and_updates_count_updates():
     module = make_module()
     trainer, _ = fit_fake(module, [make_batch(4, seed=s) for s in range(3)])
     assert (trainer.global_step, module.updates, module.env_steps) == (3, 12, 100)
+
+
+def test_each_update_gets_its_own_rows_states_and_successors(monkeypatch):
+    settings = {"normalize_observations": False, "policy_delay": 1, "option_delay": 1}
+    module, batch, seen = make_module(**settings), make_batch(2), []
+
+    def spied(name, method):
+        def spy(*args, **kwargs):
+            seen.append((name, args))
+            return method(*args, **kwargs)
+
+        return spy
+
+    for name in ("update_critic", "update_actor", "update_options", "update_values"):
+        monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
+    fit_fake(module, [batch])
+    obs, successors = batch.obs, batch.next_obs
+    expected = []
+    for u in range(2):
+        rows = (obs[u], batch.action[u], batch.option[u], batch.reward[u], batch.terminated[u], successors[u])
+        expected += [
+            ("update_critic", rows),
+            ("update_actor", (obs[u], batch.option[u])),
+            ("update_options", (successors[u], batch.option[u], batch.terminated[u])),
+        ]
+    expected.append(("update_values", (successors[1],)))
+    assert [name for name, _ in seen] == [name for name, _ in expected]
+    for (name, got), (_, want) in zip(seen, expected):
+        for left, right in zip(got, want, strict=True):
+            assert torch.equal(left, right), name
 
 
 def test_one_option_has_no_option_networks():
@@ -309,6 +347,7 @@ def test_terminated_rows_reach_the_target_as_such():
         ({"num_options": 0}, "model.num_options"),
         ({"gamma": 1.0}, "model.gamma"),
         ({"policy_delay": 0}, "model.policy_delay"),
+        ({"option_delay": 0}, "model.option_delay"),
         ({"initial_termination": 1.0}, "model.initial_termination"),
         ({"max_option_duration": -1}, "model.max_option_duration"),
         ({"min_option_duration": 5, "max_option_duration": 3}, "model.min_option_duration"),

@@ -66,9 +66,9 @@ def test_best_survives_a_resume(tmp_path):
 
 def test_marks_in_minutes_are_written_once(tmp_path, monkeypatch):
     keep, stage = RunCheckpoint(at_minutes=[2, 0.5, 1]), Stage(tmp_path)
-    now = keep._started
-    monkeypatch.setattr("callbacks.checkpoints.time.time", lambda: now)
-    for now, written in ((now + 29, 0), (now + 31, 1), (now + 40, 1), (now + 125, 3), (now + 300, 3)):
+    for seconds, written in ((29, 0), (31, 1), (40, 1), (125, 3), (300, 3)):
+        now = keep._started + seconds
+        monkeypatch.setattr("callbacks.checkpoints.time.time", lambda now=now: now)
         keep.on_train_batch_end(stage, None, None, None, 0)
         assert stage.saved == written
     assert names(tmp_path / "checkpoints") == ["minute-0.5.ckpt", "minute-1.ckpt", "minute-2.ckpt"]

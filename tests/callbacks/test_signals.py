@@ -33,3 +33,19 @@ def test_a_signal_ends_the_run_after_the_step_and_handlers_come_back(tmp_path, n
     assert signal.getsignal(number) == before
     err = capfd.readouterr().err
     assert f"{number.name}: stopping after this step" in err
+
+
+def test_handlers_come_back_after_an_error_too(tmp_path):
+    class Broken(UpdateCallback):
+        def on_update_end(self, trainer, module):
+            raise RuntimeError("broken")
+
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with pytest.raises(RuntimeError, match="broken"):
+            fit_lockstep(tmp_path, callbacks=[OrderlyStop(), Broken()])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
