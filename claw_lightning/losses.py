@@ -22,12 +22,12 @@ Sources:
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
 
 __all__ = [
     "advantage",
@@ -222,19 +222,6 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float,
     """
     gap = log_prob.detach() + target_entropy
     return -_weighted_mean(log_alpha * gap, weight)
-
-
-def squashed_gaussian_log_prob(pre_tanh: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Log density of a = tanh(u), u ~ N(mean, std^2), given u; three times [..., A] -> [...], summed over actions.
-
-    log pi(a) = sum_j log N(u_j; mean_j, std_j^2) - log(1 - tanh(u_j)^2)                                  [SAC]
-
-    with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), exact for every u. A density floor such as
-    log(p + 1e-5) would exceed the density itself in the twenty and more dimensions of a hand.
-    """
-    log_normal = -0.5 * ((pre_tanh - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
-    log_slope = 2 * (math.log(2) - pre_tanh - F.softplus(-2 * pre_tanh))
-    return (log_normal - log_slope).sum(dim=-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any, Dict, NamedTuple, Optional
 import numpy as np
 import torch
 
-from claw_lightning.rollout.networks import Policy, build_policy, squashed_log_prob
+from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
+from claw_lightning.rollout.networks import Policy, build_policy
 from claw_lightning.rollout.noise import GaussianNoise, OrnsteinUhlenbeckNoise, lane_scales
 
 
@@ -135,7 +136,7 @@ class OptionAgent:
         if actor.kind == "gaussian":
             mean, std = actor.gaussian(raw)
             pre_tanh = mean + std * torch.randn(mean.shape, generator=self._generator)
-            log_prob = squashed_log_prob(pre_tanh, mean, std).numpy()
+            log_prob = squashed_gaussian_log_prob(pre_tanh, mean, std).numpy()
             action = torch.tanh(pre_tanh).numpy()
         else:
             action = actor.mean_action(raw).numpy()

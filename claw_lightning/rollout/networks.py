@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
 from claw_lightning.rollout.normalizer import Normalizer
 
 ACTIVATIONS: Dict[str, Callable[[], nn.Module]] = {
@@ -110,17 +111,7 @@ class OptionActor(nn.Module):
         """Reparameterised action [..., A] in (-1, 1) and its log-probability [...]."""
         mean, std = self.gaussian(raw)
         pre_tanh = mean + std * torch.randn_like(mean)
-        return torch.tanh(pre_tanh), squashed_log_prob(pre_tanh, mean, std)
-
-
-def squashed_log_prob(pre_tanh: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """log-density of ``tanh(pre_tanh)`` with ``pre_tanh ~ N(mean, std)``: [..., A] -> [...].
-
-    The Jacobian is written as ``2 (log 2 - x - softplus(-2x))``, exact for large |x|; no density is ever floored.
-    """
-    log_normal = -0.5 * ((pre_tanh - mean) / std).square() - std.log() - 0.9189385332046727
-    log_jacobian = 2.0 * (0.6931471805599453 - pre_tanh - F.softplus(-2.0 * pre_tanh))
-    return (log_normal - log_jacobian).sum(-1)
+        return torch.tanh(pre_tanh), squashed_gaussian_log_prob(pre_tanh, mean, std)
 
 
 class Policy(nn.Module):

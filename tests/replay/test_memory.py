@@ -137,7 +137,6 @@ def test_rings_count_in_proportion_to_what_they_hold():
     np.testing.assert_array_equal(batch.next_obs[0, :, 0], batch.obs[0, :, 0] + 1)
 
 
-@pytest.mark.xfail(strict=True, reason="samples are laid out ring by ring: each update sees few of the workers")
 def test_every_update_sees_all_rings():
     rings = [counting_ring(64), counting_ring(64)]
     for index, ring in enumerate(rings):
@@ -147,7 +146,6 @@ def test_every_update_sees_all_rings():
         assert 64 < int(batch.action[update].sum()) < 192
 
 
-@pytest.mark.xfail(strict=True, reason="the entries that a writer of several final observations is filling are trusted")
 def test_a_side_table_that_is_being_written_is_not_trusted():
     lanes = [lane_rows([(1, "truncated")] * 12, same_step=True) for _ in range(2)]
     ring = ring_of_lanes(lanes, same_step=True, num_steps=24)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from claw_lightning.rollout.acting import OptionAgent
-from claw_lightning.rollout.networks import squashed_log_prob
+from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
 from tests.builders import policy_settings
 
 LANES = 6
@@ -212,7 +212,7 @@ def test_gaussian_actions_and_their_log_prob():
     decision = agent.act(OBS, FIRST)
     mean, std = agent.policy.actor.gaussian(agent.policy.actor(torch.from_numpy(OBS), torch.zeros(LANES).long()))
     pre_tanh = torch.atanh(torch.from_numpy(decision.action).double())
-    expected = squashed_log_prob(pre_tanh, mean.double(), std.double()).detach().numpy()
+    expected = squashed_gaussian_log_prob(pre_tanh, mean.double(), std.double()).detach().numpy()
     np.testing.assert_allclose(decision.log_prob_action, expected, rtol=1e-3, atol=1e-3)
 
 

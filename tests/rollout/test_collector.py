@@ -126,7 +126,6 @@ def test_an_observation_that_is_not_finite_is_quarantined_and_never_drawn(mode):
     assert np.isfinite(batch.obs.numpy()).all() and np.isfinite(batch.next_obs.numpy()).all()
 
 
-@pytest.mark.xfail(strict=True, reason="final observations are not looked at when rows are quarantined")
 def test_a_final_observation_that_is_not_finite_is_never_drawn():
     env = CountingEnv(1, lengths=(3,), autoreset="same_step", nan_obs=(3,))
     collector, _, _ = collect(env, 12)

@@ -8,13 +8,13 @@ import torch
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
+from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
 from claw_lightning.rollout.networks import (
     LOG_STD_MAX,
     LOG_STD_MIN,
     Policy,
     build_policy,
     init_linear,
-    squashed_log_prob,
 )
 from tests.builders import policy_settings
 
@@ -92,7 +92,7 @@ def test_gaussian_log_prob_equals_torch_distributions():
     exact = TransformedDistribution(Independent(Normal(mean, std), 1), [TanhTransform(cache_size=1)])
     base = Independent(Normal(mean, std), 1).log_prob(pre_tanh)
     expected = base - TanhTransform().log_abs_det_jacobian(pre_tanh, torch.tanh(pre_tanh)).sum(-1)
-    torch.testing.assert_close(squashed_log_prob(pre_tanh, mean, std), expected)
+    torch.testing.assert_close(squashed_gaussian_log_prob(pre_tanh, mean, std), expected)
     inside = pre_tanh.abs().amax(-1) < 3  # where the inverse of tanh is accurate
     torch.testing.assert_close(expected[inside], exact.log_prob(torch.tanh(pre_tanh))[inside], rtol=1e-6, atol=1e-6)
 
@@ -101,7 +101,7 @@ def test_gaussian_log_prob_far_out_is_finite_and_exact():
     pre_tanh = torch.tensor([[30.0], [-30.0]])
     # log(1 - tanh(x)^2) -> 2 (log 2 - |x|)
     expected = -0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - 30.0)
-    assert squashed_log_prob(pre_tanh, pre_tanh, torch.ones(2, 1)).tolist() == pytest.approx([expected] * 2)
+    assert squashed_gaussian_log_prob(pre_tanh, pre_tanh, torch.ones(2, 1)).tolist() == pytest.approx([expected] * 2)
 
 
 def test_gaussian_actor():
