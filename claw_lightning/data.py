@@ -61,7 +61,7 @@ class ReplayDataModule(pl.LightningDataModule):
         num_workers: worker processes.
         envs_per_worker: lanes of each.
         worker_python: interpreter of the workers; None: this one.
-        worker_device: device on which workers run the policy and GPU simulators: ``cpu`` or ``cuda:<n>``.
+        worker_device: ``cpu``, or ``cuda:<n>``: the GPU that simulators in the workers see (the policy runs on their CPU).
         worker_threads: threads of each worker's torch; simulators have their own setting.
         learner_threads: threads of the learner's torch; None: the cores that the workers leave, at least one.
         capacity: environment steps kept, all workers together.
@@ -379,7 +379,9 @@ class ReplayDataModule(pl.LightningDataModule):
         assert self.trainer is not None
         layout = self.layout(self.spec)
         module: Any = self.trainer.lightning_module
-        rings = [LaneRing(layout, self.ring_steps, self.envs_per_worker) for _ in range(self.num_workers)]
+        # Lock-step: one ring of all lanes, filled by one collector in this process.
+        count, lanes = (1, self.lanes) if self.mode == "lockstep" else (self.num_workers, self.envs_per_worker)
+        rings = [LaneRing(layout, self.ring_steps, lanes) for _ in range(count)]
         self.memory = ReplayMemory(rings, self.seed)
         mailbox = self.mailbox(module.policy)
         if module.updates > 0:  # resumed: what is collected now is not the work of version 0
@@ -387,10 +389,8 @@ class ReplayDataModule(pl.LightningDataModule):
         agent = module.agent_settings()
         if self.mode == "lockstep":
             control = Control()
-            env = self._make_local_env(self.lanes, self.seed)
-            rings[0] = LaneRing(layout, self.capacity // self.lanes, self.lanes)
-            self.memory = ReplayMemory(rings[:1], self.seed)
-            option_agent = OptionAgent(num_lanes=self.lanes, seed=self.seed, **agent)
+            env = self._make_local_env(lanes, self.seed)
+            option_agent = OptionAgent(num_lanes=lanes, seed=self.seed, **agent)
             collector = Collector(
                 env, option_agent, rings[0], mailbox, control, self.episodes.add, self.seed, self.pull_every
             )
