@@ -63,7 +63,7 @@ def test_death_of_the_learner_leaves_no_process_and_no_shared_memory(endless):
     before = set(os.listdir("/dev/shm"))
     process.kill()
     process.wait(END)
-    wait_until(lambda: not alive(children), 10.0, "workers outlived the learner")
+    wait_until(lambda: not alive(children), 5.0, "workers outlived the learner")
     assert set(os.listdir("/dev/shm")) <= before
 
 
