@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import lightning.pytorch as pl
 import psutil
 from lightning.pytorch.callbacks import Checkpoint
 
+from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 
 
@@ -39,6 +41,8 @@ class RunCheckpoint(Checkpoint):
             raise ConfigError(f"RunCheckpoint.mode is '{mode}'; use max or min")
         self.monitor, self.mode, self.dirpath = monitor, mode, dirpath
         self.best: float | None = None
+        for minute in at_minutes:
+            check_numbers("RunCheckpoint", {"at_minutes": minute}, above=0.0)
         self._marks = sorted(at_minutes)
         self._started = psutil.Process().create_time()
 
@@ -55,7 +59,7 @@ class RunCheckpoint(Checkpoint):
         if value is not None:
             score = float(value)
             sign = 1.0 if self.mode == "max" else -1.0
-            if self.best is None or sign * score > sign * self.best:
+            if math.isfinite(score) and (self.best is None or sign * score > sign * self.best):
                 self.best = score
                 self._save(trainer, "best.ckpt")
         self._save(trainer, "last.ckpt")
@@ -80,7 +84,7 @@ class RunCheckpoint(Checkpoint):
                 pl_module.print(f"no checkpoint could be written: {error}")
 
     def _save(self, trainer: pl.Trainer, name: str) -> None:
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run or getattr(trainer.lightning_module, "diverged", False):  # type: ignore[attr-defined]
             return
         folder = self.folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,9 @@ def make_cli_class() -> Any:
         def _parse_ckpt_path(self) -> None:
             # Lightning lets a checkpoint's hyper-parameters silently override the command line; only where no
             # training follows is that what one wants.
-            if self.config.get("subcommand") != "fit":
+            subcommand = self.config.get("subcommand")
+            check_checkpoint((self.config.get(subcommand) or {}).get("ckpt_path"))
+            if subcommand != "fit":
                 super()._parse_ckpt_path()
 
         def after_fit(self) -> None:
@@ -142,6 +144,25 @@ def make_cli_class() -> Any:
             return super().instantiate_trainer(**{**kwargs, "callbacks": chosen})
 
     return ClawCLI
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint that cannot be read, before anything is started.
+
+    Raises:
+        UsageError: one line with the file.
+    """
+    if path is None or str(path) in ("last", "best", "hpc", "registry"):
+        return
+    import torch
+
+    if not Path(path).is_file():
+        raise UsageError(f"ckpt_path: {path} does not exist")
+    try:
+        torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:  # whatever a broken archive raises
+        reason = " ".join(str(error).split())[:120]
+        raise UsageError(f"ckpt_path: {path} is not a readable checkpoint ({reason})") from error
 
 
 def known_keys(parser: Any) -> list[str]:
@@ -240,8 +261,8 @@ def report(error: BaseException) -> int:
     causes = list(chain(error))
     shown = next((e for e in causes if isinstance(e, plain)), causes[-1] if "Union subtypes" in str(error) else error)
     is_plain = isinstance(shown, plain)
-    text = str(shown).strip().splitlines() or [type(shown).__name__]
-    line = text[0] if is_plain else f"{type(shown).__name__}: {text[0]}"
+    text = " ".join(str(shown).split()) or type(shown).__name__
+    line = text if is_plain or text == type(shown).__name__ else f"{type(shown).__name__}: {text}"
     if len(line) > MAX_LINE:
         line = line[: MAX_LINE - 3] + "..."
     try:
@@ -257,7 +278,8 @@ def report(error: BaseException) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console commands; returns (or exits with) the status.
 
-    0: done. 1: an error, told in one line. 2: the command line is wrong. 128 + n: ended orderly by signal n.
+    0: done. 1: an error, told in one line (or interrupted before the run began). 2: the command line is wrong.
+    128 + n: ended orderly by signal n.
     """
     # Plug-ins beside the user's configuration are importable, as with ``python -m``.
     if os.getcwd() not in sys.path:

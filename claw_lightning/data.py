@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.limits import available_memory
 from claw_lightning.metrics import EpisodeStatistics
@@ -47,6 +50,17 @@ class EnvConfig:
 
     class_path: str = "EnvPoolEnv"
     init_args: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def simulator_errors() -> Iterator[None]:
+    """What a simulator in this process (lock-step mode) does wrong, as an error of this package."""
+    try:
+        yield
+    except EnvError as error:
+        raise WorkerError(str(error)) from error
+    except SystemExit as error:  # some simulators call quit() when they cannot start
+        raise WorkerError(f"the simulator called exit({error.code})") from error
 
 
 class ReplayDataModule(pl.LightningDataModule):
@@ -142,14 +156,20 @@ class ReplayDataModule(pl.LightningDataModule):
     def _check(self) -> None:
         positive = (
             "num_workers", "envs_per_worker", "worker_threads", "capacity", "batch_size", "updates_per_step",
-            "samples_per_insert", "pull_every", "eval_episodes", "eval_envs",
+            "pull_every", "eval_episodes", "eval_envs",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("warmup_steps", "max_env_steps", "restart_budget"):
+        for name in ("warmup_steps", "max_env_steps", "restart_budget", "eval_seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it cannot be negative")
+        for name, value in (("learner_threads", self.learner_threads), ("seed", self._seed)):
+            if value is not None and value < (1 if name == "learner_threads" else 0):
+                raise ConfigError(f"data.{name} is {value}; give a larger number, or null")
+        check_numbers("data", {"samples_per_insert": self.samples_per_insert, "rate_band": self.rate_band}, above=0.0)
+        if self.samples_per_insert < 1e-6:
+            raise ConfigError(f"data.samples_per_insert is {self.samples_per_insert}; it must be at least 1e-6")
         if self.batch_size > self.capacity:
             raise ConfigError(
                 f"data.batch_size ({self.batch_size}) is larger than data.capacity ({self.capacity}); "
@@ -170,7 +190,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"data.capacity ({self.capacity}) leaves {self.ring_steps} vector steps for each of "
                 f"{self.num_workers} x {self.envs_per_worker} environments; at least 8 are needed"
             )
-        if self.worker_device != "cpu" and not self.worker_device.startswith("cuda:"):
+        if not re.fullmatch(r"cpu|cuda:\d+", self.worker_device):
             raise ConfigError(f"data.worker_device is '{self.worker_device}'; use cpu or cuda:<number>")
         cores = len(os.sched_getaffinity(0))
         wanted = (self.learner_threads or 1) + self.num_workers * self.worker_threads
@@ -362,7 +382,7 @@ class ReplayDataModule(pl.LightningDataModule):
             "env": {"class_path": self.env.class_path, "init_args": self.env.init_args},
             "num_envs": self.envs_per_worker,
             "num_threads": self.worker_threads,
-            "seed": self.seed + 1000 * worker,
+            "seed": self.seed + 10_007 * worker,  # lanes count upwards from here
             "pull_every": self.pull_every,
         }
 
@@ -414,14 +434,13 @@ class ReplayDataModule(pl.LightningDataModule):
             fds = (ring.block.fd, mailbox.block.fd)
             workers.append(Worker(f"worker {index}", self._command(settings), fds, self.log_path(f"worker_{index}")))
         self.pool = WorkerPool(workers, self._on_message, self.restart_budget)
+        log.info("starting %d worker(s); logs: %s", len(workers), self.log_path("worker_*"))
         self.pool.start(wait=False)
         self.regulate()
 
     def _make_local_env(self, num_envs: int, seed: int) -> Any:
-        try:
+        with simulator_errors():
             return make_env(self.env.class_path, self.env.init_args, num_envs, seed)
-        except EnvError as error:
-            raise ConfigError(str(error)) from error
 
     def mailbox(self, policy: Policy) -> Mailbox:
         """The mailbox, with the policy's current parameters in it."""
@@ -467,7 +486,8 @@ class ReplayDataModule(pl.LightningDataModule):
             if self.limiter.can_sample and self.memory.stored > 0:
                 break
             if self._local is not None:
-                self._local[0].step()
+                with simulator_errors():
+                    self._local[0].step()
             else:
                 assert self.pool is not None
                 self.pool.poll()
@@ -539,7 +559,8 @@ class ReplayDataModule(pl.LightningDataModule):
                 self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
             env, option_agent = self._local_evaluator
             option_agent.load(policy.flatten(), 0)
-            return evaluate(env, option_agent, episodes, seed, Control())
+            with simulator_errors():
+                return evaluate(env, option_agent, episodes, seed, Control())
         if self._evaluator is None:
             self._eval_mailbox = Mailbox(policy.flat_size)
             settings = dict(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.rollout.noise import linear_decay
 
@@ -35,6 +36,8 @@ class Exploration:
             raise ConfigError(
                 f"model.exploration: 0 <= scale_min ({self.scale_min}) <= scale_max ({self.scale_max}) does not hold"
             )
+        numbers = {"scale_min": self.scale_min, "scale_max": self.scale_max, "final": self.final}
+        check_numbers("model.exploration", numbers, least=0.0)
         if not 0.0 <= self.uniform <= 1.0:
             raise ConfigError(f"model.exploration.uniform is {self.uniform}; it is a probability")
         if self.decay_steps < 0 or self.final < 0:

@@ -5,6 +5,7 @@ Shapes: U updates per training_step, B batch, O observation, A action, K options
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from claw_lightning import losses
+from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import UpdateCallback
@@ -122,7 +124,8 @@ class OptionCritic(pl.LightningModule):
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._rate_mark = (0.0, 0, 0)
-        self._device_metrics: dict[str, float] = {}
+        #: Set when a loss stopped being finite: nothing of that state is saved.
+        self.diverged = False
 
     @property
     def settings(self) -> Any:
@@ -155,9 +158,14 @@ class OptionCritic(pl.LightningModule):
         for name in ("hidden_sizes", "option_hidden_sizes"):
             if not h[name] or min(h[name]) < 1:
                 raise ConfigError(f"model.{name} is {list(h[name])}; give at least one positive size")
-        for name in [key for key in h if key.endswith("_lr")]:
-            if h[name] <= 0:
-                raise ConfigError(f"model.{name} is {h[name]}; it must be positive")
+        positive = [key for key in h if key.endswith("_lr")] + ["initial_temperature", "obs_clip"]
+        check_numbers("model", {name: h[name] for name in positive}, above=0.0)
+        least_zero = ("deliberation_cost", "target_noise", "target_noise_clip", "action_penalty", "option_entropy",
+                      "termination_entropy", "max_grad_norm", "option_batch_size")  # fmt: skip
+        check_numbers("model", {name: h[name] for name in least_zero}, least=0.0)
+        check_numbers("model", {name: h[name] for name in ("target_entropy", "reward_scale")})
+        if h.reward_scale == 0.0:
+            raise ConfigError("model.reward_scale is 0; nothing could be learned from such rewards")
         if h.activation not in ACTIVATIONS:
             raise ConfigError(f"model.activation is '{h.activation}'; use one of {', '.join(ACTIVATIONS)}")
 
@@ -490,6 +498,13 @@ class OptionCritic(pl.LightningModule):
         data = trainer.datamodule  # type: ignore[attr-defined]
         metrics = {name: float(total / self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
+        broken = [name for name, value in metrics.items() if name.startswith("loss/") and not math.isfinite(value)]
+        if broken:
+            self.diverged = True
+            raise ConfigError(
+                f"{broken[0]} is no longer finite after {self.updates} updates: lower model.{broken[0][5:]}_lr or "
+                "model.reward_scale, or set model.max_grad_norm; the last checkpoint is from before"
+            )
         now, steps, updates = time.monotonic(), self.env_steps, self.updates
         then, steps_then, updates_then = self._rate_mark
         self._rate_mark = (now, steps, updates)
@@ -544,10 +559,29 @@ class OptionCritic(pl.LightningModule):
         """Restore counters; build the networks if that has not happened (``load_from_checkpoint``)."""
         stored = checkpoint.get("claw")
         if stored is None:
-            raise ConfigError("this checkpoint was not written by claw-lightning")
+            raise ConfigError("ckpt_path: this checkpoint was not written by claw-lightning")
+        spec = EnvSpec.from_json(stored["spec"])
         if self.spec is None:
-            self.build(EnvSpec.from_json(stored["spec"]))
+            self.build(spec)
+        else:
+            self._check_fits(spec, checkpoint)
         self.updates, self.env_steps = stored["updates"], stored["env_steps"]
+
+    def _check_fits(self, spec: EnvSpec, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another task or of networks of another shape, naming both."""
+        assert self.spec is not None
+        pairs = [(f"task {spec.task}", f"task {self.spec.task}")] if spec.task != self.spec.task else []
+        for name in ("obs_size", "action_size"):
+            if getattr(spec, name) != getattr(self.spec, name):
+                pairs.append((f"{name} {getattr(spec, name)}", f"{name} {getattr(self.spec, name)}"))
+        stored = checkpoint.get("hyper_parameters", {})
+        for name in ("num_options", "actor", "hidden_sizes", "option_hidden_sizes", "layer_norm"):
+            theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
+            if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:
+                pairs.append((f"model.{name} {theirs}", f"model.{name} {ours}"))
+        if pairs:
+            theirs, ours = (", ".join(side) for side in zip(*pairs, strict=True))
+            raise ConfigError(f"ckpt_path: the checkpoint was made with {theirs}; this run has {ours}")
 
     @property
     def layout(self) -> RowLayout:

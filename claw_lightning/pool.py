@@ -87,10 +87,20 @@ class Worker:
         self.control.beat(phases.START)
         settings = dict(self.command.settings, message_fd=write_end, control_fd=self.control.block.fd)
         # A restarted worker must not play the same episodes with the same noise again.
-        settings["seed"] = settings["seed"] + 100_003 * self.total_restarts
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        settings["seed"] = settings.get("seed", 0) + 100_003 * self.total_restarts
         try:
-            with self.log_path.open("ab") as log_file:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            log_file = self.log_path.open("ab")
+        except OSError as error:
+            os.close(read_end)
+            os.close(write_end)
+            self._pipe = -1
+            raise WorkerError(
+                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
+                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
+            ) from error
+        try:
+            with log_file:
                 self.process = subprocess.Popen(
                     [self.command.python, BOOTSTRAP],
                     stdin=subprocess.PIPE,
@@ -141,15 +151,17 @@ class Worker:
 
     def failure(self, what: str) -> WorkerError:
         """One line that says what happened to this worker, and where its log is."""
-        reason = self.error["message"] if self.error else self._last_line()
-        return WorkerError(f"{self.name} {what}: {reason} (log: {self.log_path})")
+        reason = self.error["message"] if self.error else f"the last line of its log is '{self._last_line()}'"
+        return WorkerError(f"{self.name} {what}: {' '.join(reason.split())} (log: {self.log_path})")
 
     def _last_line(self) -> str:
         try:
-            lines = self.log_path.read_text(errors="replace").strip().splitlines()
+            with self.log_path.open("rb") as file:  # only the end: a simulator may print a lot
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1].strip() if lines else "no output"
+        return lines[-1].strip() if lines else ""
 
     def exit_text(self) -> str:
         """How the process ended, in words."""
@@ -249,8 +261,9 @@ class WorkerPool:
         was_ready = worker.ready
         failure = worker.failure(what)
         worker.kill()
-        if not was_ready and worker.total_restarts == 0:
-            # Never came up: a restart would fail the same way (exit status 0 too: simulators call quit()).
+        # Never came up (exit status 0 too: simulators call quit()), or breaks the contract: it would fail again.
+        is_hopeless = worker.error is not None and worker.error.get("user", False)
+        if is_hopeless or (not was_ready and worker.total_restarts == 0):
             raise failure
         now = time.monotonic()
         while worker.restarts and now - worker.restarts[0] > self.restart_window:

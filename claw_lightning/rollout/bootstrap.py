@@ -15,7 +15,18 @@ if __name__ == "__main__":
     package = types.ModuleType("claw_lightning")
     package.__path__ = [os.path.dirname(here)]
     sys.modules["claw_lightning"] = package
+    if sys.version_info < (3, 8):
+        sys.exit(
+            "workers need Python 3.8 or newer with numpy and torch; data.worker_python is " + sys.version.split()[0]
+        )
 
-    from claw_lightning.rollout.worker import run_and_exit
+    # Before anything slow is imported: from here on the kernel ends this process with the learner (Linux).
+    from claw_lightning.rollout.parent import follow_parent
+
+    follow_parent()
+    try:
+        from claw_lightning.rollout.worker import run_and_exit
+    except ImportError as error:
+        sys.exit("workers need numpy and torch in data.worker_python (%s): %s" % (sys.executable, error))
 
     run_and_exit()

@@ -182,7 +182,7 @@ class Collector:
     def _checked(array: np.ndarray, shape: Any, what: str) -> np.ndarray:
         if array.shape != shape or array.dtype != np.float32:
             raise EnvError(
-                "the simulator returned a %s of shape %s %s, expected %s float32"
+                "the simulator returned %s of shape %s %s, expected %s float32"
                 % (what, array.shape, array.dtype, shape)
             )
         return array
@@ -198,6 +198,7 @@ def evaluate(env: VectorEnv, agent: OptionAgent, episodes: int, seed: int, contr
     quota = np.full(lanes, episodes // lanes)
     quota[: episodes % lanes] += 1
     tracker = EpisodeTracker(lanes)
+    control.beat(phases.RESET)
     obs, first = env.reset(seed), np.ones(lanes, bool)
     done = np.zeros(lanes, bool)
     results: List[Episode] = []

@@ -11,7 +11,6 @@ Protocol, the same for every simulator and interpreter:
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ from claw_lightning.rollout.collector import Collector, Episode, Puller, evaluat
 from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.envs.base import EnvError, VectorEnv, make_env
 from claw_lightning.rollout.mailbox import Mailbox
+from claw_lightning.rollout.parent import follow_parent
 from claw_lightning.rollout.ring import LaneRing, RowLayout
 
 log = logging.getLogger("worker")
@@ -71,14 +71,6 @@ def end_with_the_learner(commands: queue.Queue) -> None:
         if line.strip():
             commands.put(json.loads(line))
     os._exit(0)
-
-
-def follow_parent() -> None:
-    """Ask the kernel for SIGKILL when the learner dies (Linux): works also while a simulator holds the interpreter."""
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):
-        log.debug("no parent-death signal on this system")
 
 
 def describe_versions(env: VectorEnv) -> Dict[str, str]:

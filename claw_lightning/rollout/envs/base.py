@@ -46,6 +46,18 @@ class EnvSpec:
     desired_goal: Optional[Tuple[int, int]] = None
     versions: Dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Plain numbers: an adapter may have taken them from numpy, which JSON does not know."""
+        for name in ("obs_size", "action_size", "max_episode_steps", "states_size", "num_actions"):
+            object.__setattr__(self, name, int(getattr(self, name)))
+        for name in ("action_low", "action_high"):
+            object.__setattr__(self, name, [float(x) for x in getattr(self, name)])
+        object.__setattr__(self, "control_frequency", float(self.control_frequency))
+        for name in ("achieved_goal", "desired_goal"):
+            span = getattr(self, name)
+            if span is not None:
+                object.__setattr__(self, name, (int(span[0]), int(span[1])))
+
     def to_json(self) -> Dict[str, Any]:
         """Plain containers only, fit for a pipe, a checkpoint or a log line."""
         return asdict(self)
@@ -53,10 +65,6 @@ class EnvSpec:
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> EnvSpec:
         """Inverse of :meth:`to_json` (JSON turns tuples into lists)."""
-        data = dict(data)
-        for name in ("achieved_goal", "desired_goal"):
-            if data.get(name) is not None:
-                data[name] = tuple(data[name])
         return cls(**data)
 
 
