@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from claw_lightning.errors import UsageError
+from claw_lightning.errors import ConfigError, UsageError
 from claw_lightning.limits import keep_freed_memory
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -150,19 +150,19 @@ def check_checkpoint(path: str | None) -> None:
     """Refuse a checkpoint that cannot be read, before anything is started.
 
     Raises:
-        UsageError: one line with the file.
+        ConfigError: one line with the file.
     """
     if path is None or str(path) in ("last", "best", "hpc", "registry"):
         return
     import torch
 
     if not Path(path).is_file():
-        raise UsageError(f"ckpt_path: {path} does not exist")
+        raise ConfigError(f"ckpt_path: {path} does not exist")
     try:
         torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:  # whatever a broken archive raises
         reason = " ".join(str(error).split())[:120]
-        raise UsageError(f"ckpt_path: {path} is not a readable checkpoint ({reason})") from error
+        raise ConfigError(f"ckpt_path: {path} is not a readable checkpoint ({reason})") from error
 
 
 def known_keys(parser: Any) -> list[str]:

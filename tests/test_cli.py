@@ -81,7 +81,8 @@ def test_a_wrong_file_is_told_in_one_line(capsys, text, said):
         (["--data.env.init_args.num_envs=3"], "set data.envs_per_worker instead"),
         (["--trainer.callbacks+=TargetUpdate", "--trainer.callbacks.tau=3"], "TargetUpdate.tau is 3.0"),
         (["--trainer.max_time=00:00:00:180"], "00:00:00:180"),
-        (["--ckpt_path=no_such.ckpt"], "no_such.ckpt"),
+        (["--ckpt_path=no_such.ckpt"], "ckpt_path: no_such.ckpt does not exist"),
+        (["--ckpt_path=/etc/hostname"], "ckpt_path: /etc/hostname is not a readable checkpoint"),
         (
             ["--data.mode=overlapped", "--data.worker_python=/no/such/python"],
             "data.worker_python: cannot start /no/such/python",
@@ -91,6 +92,11 @@ def test_a_wrong_file_is_told_in_one_line(capsys, text, said):
 )
 def test_a_wrong_setting_is_told_in_one_line(capsys, arguments, said):
     assert said in refused(capsys, 1, *arguments)
+
+
+def test_a_text_of_several_lines_becomes_one(capsys):
+    assert cli.report(ClawError("worker 0 failed: first\n  second (log: w.log)")) == 1
+    assert capsys.readouterr().err.startswith("lightning: error: worker 0 failed: first second (log: w.log)")
 
 
 def test_long_texts_are_cut_but_kept_in_the_log(capsys):
@@ -121,7 +127,7 @@ def test_help_of_command_and_subcommand(capsys):
     assert "{fit,validate,test,predict}" in capsys.readouterr().out
     exits_with_zero("fit", "--help")
     out = capsys.readouterr().out
-    assert "--model.num_options" in out and "critic updates per update of the policies" in out
+    assert "--model.num_options" in out and "critic updates per update of the action policy" in out
 
 
 def test_print_config_prints_what_parses_again(capsys):

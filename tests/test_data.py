@@ -1,6 +1,7 @@
 """ReplayDataModule: what it refuses, how it paces a run, and how a run ends and resumes."""
 
 import json
+import math
 
 import lightning.pytorch as pl
 import pytest
@@ -9,7 +10,7 @@ import torch
 from callbacks import RunCheckpoint
 from claw_lightning import data as data_room
 from claw_lightning.data import EnvConfig, ReplayDataModule
-from claw_lightning.errors import ConfigError
+from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.hooks import UpdateCallback
 from tests.runs import fit_lockstep, make_data, make_module, tensors
 
@@ -24,6 +25,12 @@ from tests.runs import fit_lockstep, make_data, make_module, tensors
         ({"batch_size": 0}, "data.batch_size"),
         ({"updates_per_step": -1}, "data.updates_per_step"),
         ({"samples_per_insert": 0.0}, "data.samples_per_insert"),
+        ({"samples_per_insert": math.nan}, "data.samples_per_insert"),
+        ({"samples_per_insert": 1e-300}, "data.samples_per_insert"),
+        ({"rate_band": math.inf}, "data.rate_band"),
+        ({"learner_threads": 0}, "data.learner_threads"),
+        ({"seed": -1}, "data.seed"),
+        ({"worker_device": "cuda:x"}, "data.worker_device"),
         ({"pull_every": 0}, "data.pull_every"),
         ({"eval_episodes": 0}, "data.eval_episodes"),
         ({"eval_envs": 0}, "data.eval_envs"),
@@ -188,6 +195,15 @@ def test_without_virtual_epochs_the_warm_up_is_uniform_too(tmp_path):
     stop = Stop()
     fit_lockstep(tmp_path, callbacks=[stop], limit_train_batches=None, limit_val_batches=0)
     assert float(stop.actions) == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_simulator_that_leaves_in_lock_step_is_an_error(monkeypatch):
+    def leave(*arguments):
+        raise SystemExit(0)
+
+    monkeypatch.setattr("claw_lightning.data.make_env", leave)
+    with pytest.raises(WorkerError, match=r"the simulator called exit\(0\)"):
+        make_data().describe()
 
 
 def test_simulators_are_never_built_from_plain_dictionaries():

@@ -1,11 +1,13 @@
 """The update schedule on ready batches: who moves when, towards what, and what never moves."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch
 
+from callbacks import RunCheckpoint
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
@@ -354,6 +356,17 @@ def test_terminated_rows_reach_the_target_as_such():
         ({"hidden_sizes": []}, "model.hidden_sizes"),
         ({"option_hidden_sizes": [0]}, "model.option_hidden_sizes"),
         ({"critic_lr": 0.0}, "model.critic_lr"),
+        ({"actor_lr": math.nan}, "model.actor_lr"),
+        ({"value_lr": math.inf}, "model.value_lr"),
+        ({"gamma": math.nan}, "model.gamma"),
+        ({"deliberation_cost": -0.1}, "model.deliberation_cost"),
+        ({"target_noise": -1.0}, "model.target_noise"),
+        ({"target_entropy": math.nan}, "model.target_entropy"),
+        ({"initial_temperature": 0.0}, "model.initial_temperature"),
+        ({"obs_clip": 0.0}, "model.obs_clip"),
+        ({"option_batch_size": -1}, "model.option_batch_size"),
+        ({"max_grad_norm": math.nan}, "model.max_grad_norm"),
+        ({"reward_scale": 0.0}, "model.reward_scale"),
         ({"activation": "gelu"}, "model.activation"),
     ],
 )
@@ -386,6 +399,36 @@ def test_checkpoint_round_trip_gives_the_same_actions(tmp_path, actor):
     got, want = (p.actor.mean_action(p.actor(p.normalizer(obs), option)) for p in (loaded.policy, module.policy))
     assert torch.equal(got, want)
     np.testing.assert_array_equal(loaded.policy.flatten(), module.policy.flatten())
+
+
+@pytest.mark.parametrize(
+    "ours, said",
+    [({"num_options": 2}, "model.num_options 4; this run has model.num_options 2"),
+     ({"hidden_sizes": [8]}, "this run has model.hidden_sizes [8]")],
+)  # fmt: skip
+def test_a_checkpoint_of_other_networks_is_refused_with_both_named(tmp_path, ours, said):
+    trainer, _ = fit_fake(make_module(), [make_batch()])
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(ConfigError, match="ckpt_path: the checkpoint was made with") as error:
+        make_module(build=True, **ours).on_load_checkpoint(torch.load(tmp_path / "a.ckpt", weights_only=True))
+    assert said in str(error.value)
+
+
+def test_a_checkpoint_of_another_task_is_refused(tmp_path):
+    trainer, module = fit_fake(make_module(), [make_batch()])[0], make_module()
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    module.build(make_spec(task="other", obs_size=7))
+    with pytest.raises(ConfigError, match="task fake, obs_size 3; this run has task other, obs_size 7"):
+        module.on_load_checkpoint(torch.load(tmp_path / "a.ckpt", weights_only=True))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(tmp_path):
+    batch = make_batch(reward=np.full((2, 8), np.inf))
+    module = make_module()
+    with pytest.raises(ConfigError, match="is no longer finite after 2 updates: lower"):
+        fit_fake(module, [batch], [RunCheckpoint(dirpath=str(tmp_path))], enable_checkpointing=True)
+    assert module.diverged
+    assert not list(tmp_path.glob("*.ckpt"))
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path):

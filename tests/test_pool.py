@@ -103,7 +103,8 @@ def test_restarts_of_long_ago_do_not_count(pool_of):
 
 def test_an_end_before_ready_is_an_error_whatever_the_status(pool_of):
     pool = pool_of("end")
-    with pytest.raises(WorkerError, match=r"worker 0 exited with status 0: log line of \d+ \(log: .*worker_0\.log\)"):
+    said = r"worker 0 exited with status 0: the last line of its log is 'log line of \d+' \(log: .*worker_0\.log\)"
+    with pytest.raises(WorkerError, match=said):
         pool.start()
     assert pool.restarts == 0
 
@@ -186,3 +187,10 @@ def test_environment_of_another_interpreter(monkeypatch, tmp_path):
     env = environment(monkeypatch, tmp_path, "/other/python", "cuda:2")
     assert env["PYTHONPATH"] == str(tmp_path)  # the learner's libraries are not for it
     assert env["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+def test_a_log_that_cannot_be_written_is_named(pool_of, tmp_path):
+    (tmp_path / "logs").write_text("in the way")
+    pool = pool_of("error")
+    with pytest.raises(WorkerError, match=r"logs.*the worker's log cannot be written .*default_root_dir"):
+        pool.start()

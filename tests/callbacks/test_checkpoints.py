@@ -15,6 +15,7 @@ class Stage:
         self.log_dir, self.default_root_dir = None, str(root)
         self.sanity_checking, self.fast_dev_run, self.is_global_zero = False, False, True
         self.state = type("S", (), {"fn": "fit"})()
+        self.lightning_module = None
         self.callback_metrics, self.global_step, self.saved = {}, 1, 0
         self.error = None
 
@@ -39,6 +40,14 @@ def test_best_follows_the_monitored_value_and_last_every_validation(tmp_path, mo
     assert names(folder) == ["best.ckpt", "last.ckpt"]
     assert (folder / "best.ckpt").read_text() == kept
     assert (folder / "last.ckpt").read_text() == str(stage.saved)
+
+
+def test_a_value_that_is_not_finite_is_never_the_best(tmp_path):
+    stage, keep = Stage(tmp_path), RunCheckpoint()
+    for value in (float("nan"), -100.0, float("inf"), -50.0):
+        stage.callback_metrics = {"val/return": torch.tensor(value)}
+        keep.on_validation_end(stage, None)
+    assert keep.best == -50.0
 
 
 def test_without_the_monitored_value_only_last_is_written(tmp_path):

@@ -80,6 +80,8 @@ class CountingEnv(VectorEnv):
         if self.steps in self.nan_reward:
             reward[0] = np.nan
         obs, final, has_final = self._obs(), None, None
+        if self.fault == "shape" and self.steps == 5:
+            obs = obs[:, :-1]
         if self.spec.autoreset == SAME_STEP:
             final, has_final = obs, done
             self.episode += done

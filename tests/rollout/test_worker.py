@@ -212,3 +212,12 @@ def test_a_learner_that_has_gone_ends_the_worker(monkeypatch):
         worker_module.end_with_the_learner(commands)
     assert commands.get_nowait() == {"request": 1} and commands.empty()
     assert statuses == [0, 0]
+
+
+def test_an_adapter_that_breaks_the_contract_ends_the_run_at_once(rig):
+    rig = rig(init_args={"fault": "shape"}, restart_budget=5)
+    rig.worker.control.steps_allowed = 100
+    rig.pool.start(wait=False)
+    with pytest.raises(WorkerError, match="observation of shape"):
+        rig.until(lambda: False)
+    assert rig.pool.restarts == 0
