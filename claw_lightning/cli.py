@@ -119,8 +119,14 @@ def make_cli_class() -> Any:
         def after_fit(self) -> None:
             """Say what came out."""
             self._print_figures()
+            if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+                print(f"run folder: {self.trainer.log_dir or self.trainer.default_root_dir}")
 
-        after_validate = after_test = after_fit
+        def after_validate(self) -> None:
+            """Say what came out."""
+            self._print_figures()
+
+        after_test = after_validate
 
         def _print_figures(self) -> None:
             # Lightning's own table shows only what `self.log` also sends to loggers; the module sends it there itself.
