@@ -58,7 +58,7 @@ def simulator_errors() -> Iterator[None]:
     try:
         yield
     except EnvError as error:
-        raise WorkerError(str(error)) from error
+        raise ConfigError(str(error)) from error
     except SystemExit as error:  # some simulators call quit() when they cannot start
         raise WorkerError(f"the simulator called exit({error.code})") from error
 
