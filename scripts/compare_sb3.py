@@ -84,7 +84,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one mark at 20 seconds: does everything run?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results here")
     parser.add_argument("--folder", type=Path, help="logs and snapshots (default: runs/compare/<date and time>)")
-    parser.add_argument("--sb3-torch-threads", type=int, default=1, help="of the sb3 arm (default: 1)")
+    parser.add_argument("--sb3-torch-threads", type=int, default=2, help="of the sb3 arm (default: 2)")
     parser.add_argument("--sb3-env-threads", type=int, default=2, help="EnvPool threads of the sb3 arm (default: 2)")
     # How this script starts itself for one run of the sb3 arm.
     parser.add_argument("--arm", choices=["sb3"], help=argparse.SUPPRESS)
