@@ -119,7 +119,7 @@ def make_cli_class() -> Any:
         def after_fit(self) -> None:
             """Say what came out."""
             self._print_figures()
-            if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+            if self.trainer.is_global_zero and not getattr(self.trainer, "fast_dev_run", False):
                 print(f"run folder: {self.trainer.log_dir or self.trainer.default_root_dir}")
 
         def after_validate(self) -> None:
