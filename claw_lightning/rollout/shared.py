@@ -42,3 +42,8 @@ class SharedBlock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def __del__(self) -> None:
+        """A descriptor left open would keep the memory of a finished run until the process ends."""
+        if getattr(self, "fd", -1) >= 0 and os is not None:
+            self.close()
