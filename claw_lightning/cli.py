@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 from claw_lightning.errors import ConfigError, UsageError
 from claw_lightning.limits import keep_freed_memory
 
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
 CONFIG_FLAGS = ("--config", "-c")
 LOG_FILE = "error.log"
 MAX_LINE = 500  # characters of an error line; the whole text is in the log file
@@ -94,11 +93,6 @@ def make_cli_class() -> Any:
                     "max_epochs": -1,
                 },
             )
-
-        @staticmethod
-        def subcommands() -> dict[str, set[str]]:
-            """Those of Lightning; prediction writes nothing yet, but keeps its name."""
-            return LightningCLI.subcommands()
 
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
             """Check ``data.env`` like any class, but build it in the workers only."""

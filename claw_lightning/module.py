@@ -25,14 +25,13 @@ from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.networks import ACTIVATIONS, Policy, mlp
 from claw_lightning.rollout.normalizer import RunningMoments
-from claw_lightning.rollout.ring import RowLayout
 
 
 class OptionCritic(pl.LightningModule):
     """Off-policy option-critic with twin critics; with ``num_options`` 1 it is TD3 (deterministic) or SAC (gaussian).
 
     Public attributes for callbacks: :attr:`policy` (what workers run), :attr:`critic`, :attr:`option_value`,
-    :attr:`state_value`, :attr:`updates`, :attr:`env_steps`, :attr:`target_pairs`, :attr:`spec`, :attr:`layout`.
+    :attr:`state_value`, :attr:`updates`, :attr:`env_steps`, :attr:`target_pairs`, :attr:`spec`.
 
     Args:
         num_options: K; 1 switches the option machinery off.
@@ -582,9 +581,3 @@ class OptionCritic(pl.LightningModule):
         if pairs:
             theirs, ours = (", ".join(side) for side in zip(*pairs, strict=True))
             raise ConfigError(f"ckpt_path: the checkpoint was made with {theirs}; this run has {ours}")
-
-    @property
-    def layout(self) -> RowLayout:
-        """Packed row of the task at hand."""
-        assert self.spec is not None
-        return RowLayout(self.spec.obs_size, self.spec.action_size, self.spec.states_size)
