@@ -1,6 +1,7 @@
 """Callbacks shipped with claw-lightning; configurations may name them by class name alone."""
 
 from callbacks.checkpoints import RunCheckpoint
+from callbacks.episode_log import EpisodeLog
 from callbacks.option_diagnostics import OptionDiagnostics
 from callbacks.policy_publisher import PolicyPublisher
 from callbacks.progress import TrainingProgress
@@ -9,6 +10,7 @@ from callbacks.staleness_monitor import StalenessMonitor
 from callbacks.target_update import TargetUpdate
 
 __all__ = [
+    "EpisodeLog",
     "OptionDiagnostics",
     "OrderlyStop",
     "PolicyPublisher",

@@ -55,10 +55,10 @@ def make_cli_class() -> Any:
     import callbacks
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
-    from claw_lightning.rollout.envs import EnvPoolEnv, GymnasiumEnv, VectorEnv
+    from claw_lightning.rollout.envs import EnvPoolEnv, FourRoomsEnv, GymnasiumEnv, VectorEnv
     from claw_lightning.rollout.envs.base import plain_init_args
 
-    shipped_adapters = (EnvPoolEnv, GymnasiumEnv)  # imported, so that their bare names are known
+    shipped_adapters = (EnvPoolEnv, FourRoomsEnv, GymnasiumEnv)  # imported, so that their bare names are known
     assert all(issubclass(adapter, VectorEnv) for adapter in shipped_adapters)
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 

@@ -148,6 +148,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self._eval_requests = 0
         self._restored_steps = 0
         self._closed = False
+        self._segment_length = 1
         self._local: tuple[Collector, Control] | None = None
         self._local_evaluator: Any = None
 
@@ -406,6 +407,7 @@ class ReplayDataModule(pl.LightningDataModule):
         mailbox = self.mailbox(module.policy)
         if module.updates > 0:  # resumed: what is collected now is not the work of version 0
             self.publish(module.policy, module.updates)
+        self._segment_length = module.segment_length
         agent = module.agent_settings()
         if self.mode == "lockstep":
             control = Control()
@@ -495,7 +497,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.learner_wait += time.perf_counter() - started
         if self.pool is not None:
             self.pool.poll()
-        batch = self.memory.sample(self.updates_per_step, self.batch_size)
+        batch = self.memory.sample(self.updates_per_step, self.batch_size, self._segment_length)
         batch.env_steps = self.limiter.inserted
         self.limiter.sampled += self.updates_per_step * self.batch_size
         self.regulate()
@@ -545,8 +547,12 @@ class ReplayDataModule(pl.LightningDataModule):
 
     # -- evaluation ---------------------------------------------------------------------------------------------
 
-    def evaluate(self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int) -> dict[str, Any] | None:
+    def evaluate(
+        self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int, student: bool = False
+    ) -> dict[str, Any] | None:
         """Play noise-free episodes with a policy in a process of its own; None if a stop was requested meanwhile.
+
+        With ``student`` the policy's flat student plays in place of its options.
 
         Returns:
             ``return``, ``length``, ``success`` (one number per episode) and ``option`` (share of steps per option).
@@ -560,7 +566,7 @@ class ReplayDataModule(pl.LightningDataModule):
             env, option_agent = self._local_evaluator
             option_agent.load(policy.flatten(), 0)
             with simulator_errors():
-                return evaluate(env, option_agent, episodes, seed, Control())
+                return evaluate(env, option_agent, episodes, seed, Control(), student)
         if self._evaluator is None:
             self._eval_mailbox = Mailbox(policy.flat_size)
             settings = dict(
@@ -584,7 +590,8 @@ class ReplayDataModule(pl.LightningDataModule):
                 return None
             if restarts != worker.total_restarts:  # also after a restart: the request died with the process
                 restarts = worker.total_restarts
-                worker.send({"request": self._eval_requests, "episodes": episodes, "seed": seed})
+                request = {"request": self._eval_requests, "episodes": episodes, "seed": seed, "student": student}
+                worker.send(request)
             self._evaluator.poll()
             if self.pool is not None:
                 self.pool.poll()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+from torch import Tensor
 
 if TYPE_CHECKING:
     from claw_lightning.module import OptionCritic
@@ -22,6 +23,10 @@ class UpdateCallback(pl.Callback):
 
     def on_batch_sampled(self, trainer: pl.Trainer, module: OptionCritic, batch: ReplayBatch) -> None:
         """Before the updates of a ``training_step``, with the raw batch."""
+
+    def intrinsic_reward(self, trainer: pl.Trainer, module: OptionCritic, batch: ReplayBatch) -> Tensor | None:
+        """What to add to the rewards of a batch before they are learned from, [U, B] or [U, B, L]; None: nothing."""
+        return None
 
     def metrics(self) -> dict[str, Any]:
         """Values to log at the next logging step; called once per ``log_every_n_steps``. May reset accumulators."""

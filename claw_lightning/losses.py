@@ -18,6 +18,10 @@ Sources:
     [DAC]  Zhang, Whiteson, DAC: The Double Actor-Critic Architecture for Learning Options, arXiv 1904.12691
     [TD3]  Fujimoto, van Hoof, Meger, Addressing Function Approximation Error in Actor-Critic Methods, arXiv 1802.09477
     [SAC]  Haarnoja et al., Soft Actor-Critic Algorithms and Applications, arXiv 1812.05905
+    [SACD] Christodoulou, Soft Actor-Critic for Discrete Action Settings, arXiv 1910.07207
+    [MOC]  Klissarov, Precup, Flexible Option Learning, arXiv 2112.03097
+    [MPO]  Abdolmaleki et al., Maximum a Posteriori Policy Optimisation, arXiv 1806.06920
+    [PPO]  Schulman et al., Proximal Policy Optimization Algorithms, arXiv 1707.06347
 """
 
 from __future__ import annotations
@@ -34,18 +38,29 @@ __all__ = [
     "arrival_probs",
     "arrival_value",
     "bernoulli_entropy",
+    "bernoulli_kl",
+    "categorical_actor_loss",
     "categorical_entropy",
+    "categorical_kl",
+    "clipped_surrogate_loss",
+    "controlled_cost",
     "critic_loss",
     "deterministic_actor_loss",
     "gaussian_actor_loss",
+    "deterministic_kl",
+    "dual_loss",
+    "executed_probs",
     "gaussian_kl",
+    "learning_weights",
     "option_policy_loss",
+    "option_spread",
     "squashed_gaussian_log_prob",
     "state_value",
     "td_target",
     "temperature_loss",
     "termination_loss",
     "value_regression_loss",
+    "weighted_mean",
 ]
 
 Scalar: TypeAlias = float | Tensor
@@ -102,6 +117,30 @@ def arrival_probs(option_probs: Tensor, beta: Tensor) -> Tensor:
     return torch.diag_embed(1 - beta) + beta.unsqueeze(-1) * option_probs.unsqueeze(-2)
 
 
+def executed_probs(option_probs: Tensor, beta: Tensor, previous: Tensor) -> Tensor:
+    """Distribution of the option executed in s given the one before, [B, K], [B, K], [B] int64 -> [B, K].
+
+    p(o | s, o_prev) of `arrival_probs`; pi_Omega(. | s) where there is none before (previous -1, first steps). [DAC]
+    """
+    _same_shape(option_probs=option_probs, beta=beta)
+    before = torch.nn.functional.one_hot(previous.clamp_min(0), option_probs.shape[-1]).to(option_probs.dtype)
+    ended = (before * beta).sum(-1, keepdim=True)
+    later = (1 - ended) * before + ended * option_probs
+    return torch.where((previous < 0).unsqueeze(-1), option_probs, later)
+
+
+def learning_weights(option: Tensor, executed: Tensor, eta: float) -> Tensor:
+    """How much each option learns from a step, [B] int64, [B, K] of `executed_probs`, number -> [B, K], a constant.
+
+    w_o = eta p(o | s, o_prev) + (1 - eta) 1[o = o_executed]                                               [MOC]
+
+    Sums to 1. With a critic Q(s, o, a) every option may learn from every action without an importance ratio: the
+    target r + gamma U(s', o) is right for each.
+    """
+    one_hot = torch.nn.functional.one_hot(option, executed.shape[-1]).to(executed.dtype)
+    return (eta * executed + (1 - eta) * one_hot).detach()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Critics
 
@@ -133,7 +172,7 @@ def critic_loss(q: Tensor, target: Tensor, weight: Tensor | None = None) -> Tens
     L = sum_i mean_w (Q_i(s, o, a) - y)^2                                                                 [TD3]
     """
     _same_shape(q=q[0], target=target)
-    return _weighted_mean((q - target.detach()).square().sum(dim=0), weight)
+    return weighted_mean((q - target.detach()).square().sum(dim=0), weight)
 
 
 def value_regression_loss(prediction: Tensor, target: Tensor) -> Tensor:
@@ -164,7 +203,7 @@ def termination_loss(
     _same_shape(beta=beta, q=q, option_probs=option_probs, weight=weight)
     with torch.no_grad():
         push = advantage(q, option_probs) + deliberation_cost
-    return _weighted_mean(beta * push, weight)
+    return weighted_mean(beta * push, weight)
 
 
 def option_policy_loss(option_probs: Tensor, q: Tensor, weight: Tensor) -> Tensor:
@@ -179,7 +218,18 @@ def option_policy_loss(option_probs: Tensor, q: Tensor, weight: Tensor) -> Tenso
         later.
     """
     _same_shape(option_probs=option_probs, q=q)
-    return -_weighted_mean(state_value(q.detach(), option_probs), weight)
+    return -weighted_mean(state_value(q.detach(), option_probs), weight)
+
+
+def controlled_cost(cost: Scalar, rate: Scalar, target: float, step: Scalar) -> Tensor:
+    """Deliberation cost after one step of integral control, numbers or [] -> [].
+
+    c <- max(0, c + step (rate - target))
+
+    rate: decision rate, the mean probability that an arriving option ends. A cost can only lower it: options that
+    persist more than the target asks for at c = 0 are left alone.
+    """
+    return (torch.as_tensor(cost) + step * (torch.as_tensor(rate) - target)).clamp_min(0.0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -196,7 +246,7 @@ def deterministic_actor_loss(q: Tensor, action: Tensor, weight: Tensor, action_p
     """
     _same_shape(q=q, action=action[..., 0])
     penalty = action.square().mean(dim=-1)
-    return _weighted_mean(action_penalty * penalty - q, weight)
+    return weighted_mean(action_penalty * penalty - q, weight)
 
 
 def gaussian_actor_loss(q: Tensor, log_prob: Tensor, alpha: Scalar, weight: Tensor) -> Tensor:
@@ -209,7 +259,7 @@ def gaussian_actor_loss(q: Tensor, log_prob: Tensor, alpha: Scalar, weight: Tens
     _same_shape(q=q, log_prob=log_prob)
     if isinstance(alpha, Tensor):
         alpha = alpha.detach()
-    return _weighted_mean(alpha * log_prob - q, weight)
+    return weighted_mean(alpha * log_prob - q, weight)
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float, weight: Tensor) -> Tensor:
@@ -221,7 +271,58 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float,
     vanish where alpha is small.
     """
     gap = log_prob.detach() + target_entropy
-    return -_weighted_mean(log_alpha * gap, weight)
+    return -weighted_mean(log_alpha * gap, weight)
+
+
+def categorical_actor_loss(log_probs: Tensor, q: Tensor, alpha: Scalar, weight: Tensor) -> Tensor:
+    """Loss of an actor over discrete actions, [..., A], [..., A], number, [...] -> scalar; no gradient into q.
+
+    L = mean_w sum_a pi(a|s, o) (alpha log pi(a|s, o) - Q(s, o, a))                                       [SACD]
+
+    The sum replaces SAC's sample: no reparameterisation is needed.
+    """
+    _same_shape(log_probs=log_probs, q=q)
+    if isinstance(alpha, Tensor):
+        alpha = alpha.detach()
+    return weighted_mean((log_probs.exp() * (alpha * log_probs - q.detach())).sum(-1), weight)
+
+
+def clipped_surrogate_loss(log_ratio: Tensor, advantages: Tensor, clip: float, weight: Tensor) -> Tensor:
+    """Policy gradient from the data of an older policy, [...], [...], number, [...] -> scalar; none into advantages.
+
+    L = -mean_w min(rho A, clip(rho, 1 - eps, 1 + eps) A),  rho = pi / pi_behaviour                        [PPO]
+
+    log_ratio: log rho, from stored log-probabilities; clamped to +-20 so that exp stays finite.
+    """
+    _same_shape(log_ratio=log_ratio, advantages=advantages)
+    ratio, advantages = log_ratio.clamp(-20.0, 20.0).exp(), advantages.detach()
+    return -weighted_mean(torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages), weight)
+
+
+def option_spread(actions: Tensor, length_scale: float) -> Tensor:
+    """How different the options act, [..., K, A], number -> [...] in [0, 1).
+
+    D = mean_{o != o'} 1 - exp(-d^2 / (2 l^2)),  d^2 = (1/A) sum_j (a_oj - a_o'j)^2
+
+    Bounded, so that a bonus on it cannot outgrow the return: options that are already far apart gain nothing by moving
+    further. For discrete actions pass the probabilities.
+    """
+    num_options = actions.shape[-2]
+    difference = actions.unsqueeze(-2) - actions.unsqueeze(-3)
+    apart = 1 - torch.exp(-difference.square().mean(-1) / (2 * length_scale**2))
+    return apart.sum((-2, -1)) / (num_options * (num_options - 1))
+
+
+def dual_loss(log_multiplier: Tensor, divergence: Scalar, limit: float) -> Tensor:
+    """Loss of the multiplier of a constraint divergence <= limit, [] , number, number -> []; gradient into it alone.
+
+    L = log_lambda stop_gradient(limit - D)                                                                [MPO]
+
+    The multiplier rises while the constraint is violated. Linear in its logarithm, as in `temperature_loss`.
+    """
+    if isinstance(divergence, Tensor):
+        divergence = divergence.detach()
+    return log_multiplier * (limit - divergence)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -237,6 +338,33 @@ def gaussian_kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
     """
     scaled = (std_p.square() + (mean_p - mean_q).square()) / (2 * std_q.square())
     return (std_q.log() - std_p.log() + scaled - 0.5).sum(dim=-1)
+
+
+def deterministic_kl(action_p: Tensor, action_q: Tensor, std: float) -> Tensor:
+    """Divergence of two deterministic policies, [..., A], [..., A], number -> [...], summed over actions.
+
+    KL(N(a_p, std^2) || N(a_q, std^2)) = sum_j (a_pj - a_qj)^2 / (2 std^2)
+    """
+    _same_shape(action_p=action_p, action_q=action_q)
+    return (action_p - action_q).square().sum(-1) / (2 * std**2)
+
+
+def categorical_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) in nats, [..., K], [..., K] -> [...]; finite also at 0.
+
+    KL = sum_o p_o (log p_o - log q_o)
+    """
+    _same_shape(p=p, q=q)
+    return (p * (_safe_log(p) - _safe_log(q))).sum(-1)
+
+
+def bernoulli_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL of two coins in nats, two tensors of one shape -> that shape; finite also at 0 and 1.
+
+    KL = p log(p / q) + (1 - p) log((1 - p) / (1 - q))
+    """
+    _same_shape(p=p, q=q)
+    return p * (_safe_log(p) - _safe_log(q)) + (1 - p) * (_safe_log(1 - p) - _safe_log(1 - q))
 
 
 def categorical_entropy(probs: Tensor) -> Tensor:
@@ -264,8 +392,8 @@ def _safe_log(probs: Tensor) -> Tensor:
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
-def _weighted_mean(value: Tensor, weight: Tensor | None) -> Tensor:
-    """Sum of weight x value over the sum of weights; 0 where all weights are 0."""
+def weighted_mean(value: Tensor, weight: Tensor | None) -> Tensor:
+    """Sum of weight x value over the sum of weights, two tensors of one shape -> scalar; 0 where all weights are 0."""
     if weight is None:
         return value.mean()
     _same_shape(value=value, weight=weight)

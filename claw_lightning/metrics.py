@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from claw_lightning.rollout.collector import Episode
 
 
 class EpisodeStatistics:
-    """Moving averages over the last ``window`` finished training episodes, and their total number."""
+    """Moving averages over the last ``window`` finished training episodes, and their total number.
+
+    Attributes:
+        recent: the episodes in the averages, oldest first.
+        total: episodes counted, those before a resume included.
+        listeners: called at the end of each :meth:`add` with its episodes, all of them; no part of the state.
+    """
 
     def __init__(self, window: int = 100) -> None:
         self.recent: deque[Episode] = deque(maxlen=window)
         self.total = 0
+        self.listeners: list[Callable[[Sequence[Episode]], None]] = []
 
     def add(self, episodes: Iterable[Episode]) -> None:
         """Count finished episodes; one whose return is not finite (a quarantined reward) stays out of the averages."""
-        for episode in episodes:
+        added = list(episodes)
+        for episode in added:
             self.total += 1
             if math.isfinite(episode.ret):
                 self.recent.append(episode)
+        if added:
+            for listener in self.listeners:
+                listener(added)
 
     def compute(self) -> dict[str, float]:
         """``rollout/return``, ``rollout/length`` and, where the task knows it, ``rollout/success``."""

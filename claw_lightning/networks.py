@@ -43,7 +43,12 @@ class TwinCritic(nn.Module):
     The first layer is split into the observation's part and that of action and option: for the values of all K options
     at one state the former is computed once. The last layer runs in float32 also under autocast: eight bits of
     mantissa are too few for a value.
+
+    With Z = ``atoms`` > 0 each critic is a categorical distribution over ``support`` (C51) and its value the mean;
+    :meth:`logits` gives the distribution itself.
     """
+
+    support: Tensor
 
     one_hot: Tensor
 
@@ -57,34 +62,48 @@ class TwinCritic(nn.Module):
         layer_norm: bool = False,
         scheme: str = "orthogonal",
         count: int = 2,
+        atoms: int = 0,
+        value_range: Sequence[float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
-        self.count, self.num_options = count, num_options
+        self.count, self.num_options, self.atoms = count, num_options, atoms
         self.obs_layer = StackedLinear(count, obs_size, hidden[0], scheme=scheme)
         # Action and option enter together, the option as one-hot: its rows of the weights are its embedding.
         options = num_options if num_options > 1 else 0
         self.action_layer = StackedLinear(count, action_size + options, hidden[0], bias=False, scheme=scheme)
         self.hidden = nn.ModuleList(StackedLinear(count, a, b, scheme=scheme) for a, b in pairwise(hidden))
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
-        self.last = StackedLinear(count, hidden[-1], 1, gain=0.01, scheme=scheme)
+        self.last = StackedLinear(count, hidden[-1], max(1, atoms), gain=0.01, scheme=scheme)
         self.activation = ACTIVATIONS[activation]()
         self.register_buffer("one_hot", torch.eye(num_options), persistent=False)
+        self.register_buffer("support", torch.linspace(value_range[0], value_range[1], max(1, atoms)), persistent=False)
 
     def forward(self, obs: Tensor, action: Tensor, option: Tensor, first: int | None = None) -> Tensor:
         """Values of the executed options: [B, O], [B, A], [B] int64 -> [C, B] (``first``: so many critics)."""
+        return self._value(self.logits(obs, action, option, first))
+
+    def logits(self, obs: Tensor, action: Tensor, option: Tensor, first: int | None = None) -> Tensor:
+        """As :meth:`forward`, before the mean: [C, B, Z] (without atoms: the values themselves, [C, B])."""
         if self.num_options > 1:
             action = torch.cat((action, self.one_hot[option]), dim=1)
         return self._rest(self.obs_layer(obs, first).add_(self.action_layer(action, first)), first)
 
     def forward_all(self, obs: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
         """Values of all options, each with its own action: [B, O], [B, K, A] -> [C, B, K]."""
+        return self._value(self.logits_all(obs, actions, first))
+
+    def logits_all(self, obs: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
+        """As :meth:`forward_all`, before the mean: [C, B, K, Z] (without atoms: [C, B, K])."""
         batch, num_options = actions.shape[:2]
         if self.num_options > 1:
             actions = torch.cat((actions, self.one_hot.expand(batch, -1, -1)), dim=2)
         h = self.action_layer(actions.reshape(batch * num_options, -1), first)
         from_obs = self.obs_layer(obs, first)
         h.view(len(from_obs), batch, num_options, -1).add_(from_obs.unsqueeze(2))
-        return self._rest(h, first).view(-1, batch, num_options)
+        return self._rest(h, first).unflatten(1, (batch, num_options))
+
+    def _value(self, out: Tensor) -> Tensor:
+        return out.softmax(-1) @ self.support if self.atoms else out
 
     def _rest(self, h: Tensor, first: int | None) -> Tensor:
         for i, layer in enumerate([*self.hidden, None]):
@@ -94,8 +113,46 @@ class TwinCritic(nn.Module):
             if layer is not None:
                 h = layer(h, first)
         with torch.autocast(h.device.type, enabled=False):
+            assert self.last.bias is not None
+            if self.atoms:
+                return torch.bmm(h.float(), self.last.weight[:first]) + self.last.bias[:first]
             # Unbind, not h[i]: the backward pass of indexing fills the whole tensor with zeros once per critic.
             weights = self.last.weight[:first, :, 0].unbind()
             q = torch.stack([torch.mv(x, weight) for x, weight in zip(h.float().unbind(), weights, strict=True)])
-            assert self.last.bias is not None
             return q + self.last.bias[:first, 0]
+
+
+class DiscreteCritic(nn.Module):
+    """C action values of discrete actions: one network per critic with an output for each option and action."""
+
+    def __init__(
+        self, obs_size: int, num_actions: int, num_options: int, hidden: Sequence[int], activation: str,
+        layer_norm: bool = False, scheme: str = "orthogonal", count: int = 2,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.count, self.num_options, self.num_actions = count, num_options, num_actions
+        sizes = [obs_size, *hidden]
+        self.layers = nn.ModuleList(StackedLinear(count, a, b, scheme=scheme) for a, b in pairwise(sizes))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
+        self.last = StackedLinear(count, hidden[-1], num_options * num_actions, gain=0.01, scheme=scheme)
+        self.activation = ACTIVATIONS[activation]()
+
+    def table(self, obs: Tensor) -> Tensor:
+        """All values: [B, O] -> [C, B, K, A]."""
+        h = obs
+        for i, layer in enumerate(self.layers):
+            h = layer(h)
+            if self.norms is not None:
+                h = self.norms[i](h)
+            h = self.activation(h)
+        with torch.autocast(h.device.type, enabled=False):
+            return self.last(h.float()).unflatten(-1, (self.num_options, self.num_actions))
+
+    def forward(self, obs: Tensor, action: Tensor, option: Tensor) -> Tensor:
+        """Values of the executed options and actions: [B, O], [B, 1], [B] int64 -> [C, B]."""
+        values = self.forward_all(obs, action.unsqueeze(1).expand(-1, self.num_options, -1))
+        return values.gather(2, option.expand(self.count, -1).unsqueeze(2)).squeeze(2)
+
+    def forward_all(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Values of all options, each with its own action: [B, O], [B, K, 1] -> [C, B, K]."""
+        return self.table(obs).gather(3, actions.long().expand(self.count, -1, -1, -1)).squeeze(3)

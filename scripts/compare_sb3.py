@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, NoReturn
 
 import numpy as np
@@ -239,20 +239,22 @@ def run_claw(args: argparse.Namespace, seed: int, folder: Path) -> list[dict[str
     return records
 
 
-def evaluate_claw(path: Path, episodes: int, task: str = TASK) -> dict[str, Any]:
-    """Noise-free episodes of a checkpoint's policy."""
+def evaluate_claw(path: Path, episodes: int, task: str = TASK, student: bool = False) -> dict[str, Any]:
+    """Noise-free episodes of a checkpoint's policy, or of the ``student`` that was distilled from it."""
     from claw_lightning.module import OptionCritic
     from claw_lightning.rollout.acting import OptionAgent
 
     # Written by the run above; its counters are more than bare tensors.
     module = OptionCritic.load_from_checkpoint(path, map_location="cpu", weights_only=False)
     settings = {name: value for name, value in module.agent_settings().items() if name != "exploration"}
+    if student and getattr(module.policy, "student", None) is None:
+        raise CompareError(f"{path} holds no student")
     agent = OptionAgent(num_lanes=EVAL_LANES, seed=EVAL_SEED, evaluate=True, **settings)
     agent.load(module.policy.flatten(), 0)
-    return {**play(agent, episodes, task), "env_steps": int(module.env_steps), "updates": int(module.updates)}
+    return {**play(agent, episodes, task, student), "env_steps": int(module.env_steps), "updates": int(module.updates)}
 
 
-def play(agent: Any, episodes: int, task: str = TASK) -> dict[str, Any]:
+def play(agent: Any, episodes: int, task: str = TASK, student: bool = False) -> dict[str, Any]:
     """The evaluation that all arms share. ``agent`` acts on EVAL_LANES lanes like an OptionAgent."""
     from claw_lightning.rollout.collector import evaluate
     from claw_lightning.rollout.control import Control
@@ -260,11 +262,12 @@ def play(agent: Any, episodes: int, task: str = TASK) -> dict[str, Any]:
 
     env = EnvPoolEnv(task, num_envs=EVAL_LANES, seed=EVAL_SEED)
     try:
-        result = evaluate(env, agent, episodes, EVAL_SEED, Control())
+        result = evaluate(env, agent, episodes, EVAL_SEED, Control(), student=student)
     finally:
         env.close()
     return {
         "return": fmean(result["return"]),
+        "return_sd": stdev(result["return"]) if len(result["return"]) > 1 else 0.0,
         "success": fmean(result["success"]) if result["success"] else math.nan,
         "episodes": len(result["return"]),
     }

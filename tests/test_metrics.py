@@ -34,3 +34,13 @@ def test_state_is_plain_and_comes_back():
     other.add([Episode(9.0, 9, 0.0)])
     other.load_state_dict(json.loads(json.dumps(statistics.state_dict())))
     assert other.compute() == statistics.compute()
+
+
+def test_listeners_hear_of_all_episodes_after_they_were_counted():
+    statistics, heard = EpisodeStatistics(), []
+    statistics.listeners.append(lambda episodes: heard.append((statistics.total, episodes)))
+    first, second = Episode(1.0, 5, 1.0), Episode(math.nan, 6, 0.0)
+    statistics.add(e for e in (first, second))
+    statistics.add([])
+    assert heard == [(2, [first, second])]
+    assert set(statistics.state_dict()) == {"recent", "total"}

@@ -9,20 +9,25 @@ import torch
 from torch import Tensor
 
 from claw_lightning.rollout.normalizer import Moments
-from claw_lightning.rollout.ring import FIRST, INTEGER_FIELDS, SWITCHED, TERMINATED, RowLayout
+from claw_lightning.rollout.ring import BY_CAP, FIRST, INTEGER_FIELDS, SWITCHED, TERMINATED, TRUNCATED, RowLayout
 
 
 @dataclass
 class ReplayBatch:
-    """Rows and their successors for U updates of B samples each.
+    """Rows and their next observations for U updates of B samples each.
+
+    A sample is one row, or a segment of L consecutive rows of one lane. Shapes are written for single rows; a batch of
+    segments has [U, B, L, ...] in place of [U, B, ...] everywhere.
 
     Attributes:
-        rows: [U, B, W] float32, packed rows (see :class:`RowLayout`).
-        next_obs: [U, B, O] raw true next observations.
+        rows: [U, B, W] or [U, B, L, W] float32, packed rows (see :class:`RowLayout`).
+        next_obs: [U, B, O] or [U, B, L, O] raw true next observations.
         layout: where each field lies in a row.
         moments: count, mean and squared deviations of the observations that arrived since the last batch, for the
             running normalisation.
         env_steps: environment steps inserted so far.
+        valid: [U, B, L] bool, which steps of a segment belong to it; a prefix of at least one step. All numbers of the
+            other steps are zero. None for single rows.
     """
 
     rows: Tensor
@@ -30,6 +35,7 @@ class ReplayBatch:
     layout: RowLayout
     moments: Moments
     env_steps: int = 0
+    valid: Tensor | None = None
 
     def to(self, device: torch.device | str, **kwargs: Any) -> ReplayBatch:
         """Copy to a device (called by Lightning)."""
@@ -39,6 +45,7 @@ class ReplayBatch:
             self.layout,
             self.moments,
             self.env_steps,
+            None if self.valid is None else self.valid.to(device, **kwargs),
         )
 
     def __len__(self) -> int:
@@ -46,7 +53,7 @@ class ReplayBatch:
         return self.rows.shape[0]
 
     def field(self, name: str) -> Tensor:
-        """Field of all rows: [U, B, size], or [U, B] for one-word fields (int32 for integers)."""
+        """Field of all rows: [U, B, size], or [U, B] for one-word fields (int32 for integers); L comes after B."""
         start, stop = self.layout.fields[name]
         part = self.rows[..., start:stop]
         if name in INTEGER_FIELDS:
@@ -55,40 +62,70 @@ class ReplayBatch:
 
     @property
     def obs(self) -> Tensor:
-        """[U, B, O] raw observations."""
+        """[U, B, O] or [U, B, L, O] raw observations."""
         return self.field("obs")
 
     @property
     def action(self) -> Tensor:
-        """[U, B, A] in [-1, 1]."""
+        """[U, B, A] or [U, B, L, A] in [-1, 1]."""
         return self.field("action")
 
     @property
     def reward(self) -> Tensor:
-        """[U, B]."""
+        """[U, B] or [U, B, L]."""
         return self.field("reward")
 
     @property
     def option(self) -> Tensor:
-        """[U, B] int64, option executed."""
+        """[U, B] or [U, B, L] int64, option executed."""
         return self.field("option").long()
 
     @property
+    def previous_option(self) -> Tensor:
+        """[U, B] or [U, B, L] int64, option that arrived here; -1 at first steps."""
+        return self.field("previous_option").long()
+
+    @property
+    def option_age(self) -> Tensor:
+        """[U, B] or [U, B, L] int32, steps since the option began."""
+        return self.field("option_age")
+
+    @property
+    def log_prob_action(self) -> Tensor:
+        """[U, B] or [U, B, L], of the action under the policy that acted, given the option executed."""
+        return self.field("log_prob_action")
+
+    @property
+    def log_prob_option(self) -> Tensor:
+        """[U, B] or [U, B, L], of the option under the policy that acted, given the previous option."""
+        return self.field("log_prob_option")
+
+    @property
     def version(self) -> Tensor:
-        """[U, B] int32, updates at publication of the policy that acted."""
+        """[U, B] or [U, B, L] int32, updates at publication of the policy that acted."""
         return self.field("version")
 
     @property
     def terminated(self) -> Tensor:
-        """[U, B] bool."""
+        """[U, B] or [U, B, L] bool."""
         return (self.field("flags") & TERMINATED) != 0
 
     @property
+    def truncated(self) -> Tensor:
+        """[U, B] or [U, B, L] bool, a time limit cut the episode after this step."""
+        return (self.field("flags") & TRUNCATED) != 0
+
+    @property
     def first(self) -> Tensor:
-        """[U, B] bool, first step of an episode."""
+        """[U, B] or [U, B, L] bool, first step of an episode."""
         return (self.field("flags") & FIRST) != 0
 
     @property
     def switched(self) -> Tensor:
-        """[U, B] bool, the option was selected at this step."""
+        """[U, B] or [U, B, L] bool, the option was selected at this step."""
         return (self.field("flags") & SWITCHED) != 0
+
+    @property
+    def ended_by_cap(self) -> Tensor:
+        """[U, B] or [U, B, L] bool, the previous option ended by the duration cap, not by its termination."""
+        return (self.field("flags") & BY_CAP) != 0

@@ -21,7 +21,7 @@ class Decision(NamedTuple):
     age: np.ndarray  # steps since the option began; 0 where it was selected now
     switched: np.ndarray
     by_cap: np.ndarray
-    log_prob_action: np.ndarray  # of the Gaussian actor; 0 for deterministic actors, which have no ratio
+    log_prob_action: np.ndarray  # of stochastic actors, uniform actions included; 0 for deterministic ones
     log_prob_option: np.ndarray  # log p_hat(o | s, previous option), log pi_Omega at first steps
 
 
@@ -38,6 +38,11 @@ class OptionAgent:
         exploration: ``kind`` (``gaussian``, ``ornstein_uhlenbeck``, ``none``), ``scale_min``, ``scale_max`` (spread
             over all lanes of all workers, fraction of the action range's half width).
         evaluate: noise-free: mean actions, options by ``greedy_options`` (end where beta > 1/2, take the likeliest).
+        interruption: margin; in evaluation an option also ends where Q_Omega(s, o) + c + margin < V(s), whatever beta
+            says (:meth:`Policy.option_values`; c is :attr:`Policy.switch_cost`). None: never.
+
+    Attributes:
+        use_student: act with the policy's flat student in place of the options.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class OptionAgent:
         num_workers: int = 1,
         evaluate: bool = False,
         greedy_options: bool = True,
+        interruption: Optional[float] = None,
     ) -> None:
         self.policy: Policy = build_policy(policy)
         self.policy.eval()
@@ -59,14 +65,17 @@ class OptionAgent:
         self.num_options = self.policy.num_options
         self.max_duration, self.min_duration = max_option_duration, min_option_duration
         self.evaluate, self.greedy_options = evaluate, greedy_options
+        self.interruption = interruption
+        self.use_student = False
         self.version = 0
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
-        action_size = self.policy.actor.action_size
+        actor = self.policy.actor
+        action_size = 1 if actor.kind == "categorical" else actor.action_size
         settings = dict(exploration or {"kind": "none"})
         kind = settings.get("kind", "gaussian")
         self.noise: Any = None
-        if kind != "none" and not evaluate:
+        if kind != "none" and not evaluate and actor.kind != "categorical":
             scales = lane_scales(
                 settings.get("scale_min", 0.1), settings.get("scale_max", 0.1), num_lanes, worker, num_workers
             )
@@ -88,25 +97,38 @@ class OptionAgent:
         n = np.arange(self.num_lanes)
         previous = np.where(first, -1, self._option).astype(np.int32)
         log_prob_option = np.zeros(self.num_lanes, np.float32)
-        if self.num_options > 1:
+        if self.num_options > 1 and not self.use_student:
             probs = policy.option_probs(x).numpy()
             beta = policy.beta(x).numpy()[n, self._option]
-            switched, by_cap = self._terminate(beta, first)
+            switched, by_cap = self._terminate(beta, first, self._interrupted(x, probs))
             chosen = self._select(probs)
             self._option = np.where(switched, chosen, self._option).astype(np.int32)
             log_prob_option = self._log_prob_option(probs, beta, previous)
         else:
             switched, by_cap = first.copy(), np.zeros(self.num_lanes, bool)
         self._age = np.where(switched, 0, self._age + 1).astype(np.int32)
-        raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)))
+        if self.use_student:
+            assert policy.student is not None
+            raw = policy.student(x, torch.zeros(self.num_lanes, dtype=torch.int64))
+        else:
+            raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)))
         action, log_prob = self._action(raw, first)
         return Decision(action, self._option, previous, self._age, switched, by_cap, log_prob, log_prob_option)
 
-    def _terminate(self, beta: np.ndarray, first: np.ndarray) -> Any:
+    def _interrupted(self, x: torch.Tensor, probs: np.ndarray) -> Any:
+        """Lanes whose option is worth less than choosing afresh, by more than cost and margin (evaluation only)."""
+        if self.interruption is None or not self.evaluate:
+            return False
+        q = self.policy.option_values(x).numpy()
+        value = (probs * q).sum(axis=1)
+        running = q[np.arange(self.num_lanes), self._option]
+        return running + float(self.policy.switch_cost) + self.interruption < value
+
+    def _terminate(self, beta: np.ndarray, first: np.ndarray, interrupted: Any) -> Any:
         if self.evaluate and self.greedy_options:
-            ended = beta > 0.5
+            ended = (beta > 0.5) | interrupted
         else:
-            ended = self._rng.random(self.num_lanes) < beta
+            ended = (self._rng.random(self.num_lanes) < beta) | interrupted
         ended &= self._age + 1 >= self.min_duration
         by_cap = np.zeros(self.num_lanes, bool)
         if self.max_duration > 0:
@@ -114,7 +136,7 @@ class OptionAgent:
         return ended | by_cap | first, by_cap
 
     def _select(self, probs: np.ndarray) -> np.ndarray:
-        if self.evaluate and self.greedy_options:
+        if self.evaluate and self.greedy_options and self.policy.option_selection != "random":
             return probs.argmax(axis=1)
         # Inverse transform; clipped because float32 cumulative sums may end below 1.
         draws = self._rng.random((self.num_lanes, 1))
@@ -138,6 +160,10 @@ class OptionAgent:
             pre_tanh = mean + std * torch.randn(mean.shape, generator=self._generator)
             log_prob = squashed_gaussian_log_prob(pre_tanh, mean, std).numpy()
             action = torch.tanh(pre_tanh).numpy()
+        elif actor.kind == "categorical":
+            probs = raw.float().softmax(-1)
+            drawn = torch.multinomial(probs, 1, generator=self._generator)
+            action = drawn.numpy().astype(np.float32)
         else:
             action = actor.mean_action(raw).numpy()
         if self.noise is not None:
@@ -145,6 +171,24 @@ class OptionAgent:
             action = action + self.noise.sample(multiplier)
         if uniform_probability > 0.0:
             uniform = self._rng.random(self.num_lanes) < uniform_probability
-            draws = self._rng.uniform(-1.0, 1.0, action.shape)
-            action = np.where(uniform[:, None], draws, action)
-        return np.clip(action, -1.0, 1.0).astype(np.float32), log_prob
+            action = np.where(uniform[:, None], self._uniform_action(action.shape), action)
+        if actor.kind == "categorical":
+            log_prob = actor.log_prob(raw, torch.from_numpy(action)).numpy()
+        else:
+            action = np.clip(action, -1.0, 1.0)
+        if uniform_probability > 0.0 and actor.kind != "deterministic":
+            # The behaviour is a mixture, and so is its density: a ratio to pi alone would explode where pi is small.
+            inside = torch.from_numpy(action.astype(np.float32))
+            own = actor.log_prob(raw, inside).numpy() + np.log(max(1.0 - uniform_probability, 1e-30))
+            log_prob = np.logaddexp(own, np.log(uniform_probability) + self._uniform_log_density)
+        return action.astype(np.float32), log_prob.astype(np.float32)
+
+    def _uniform_action(self, shape: Any) -> np.ndarray:
+        if self.policy.actor.kind == "categorical":
+            return self._rng.integers(0, self.policy.actor.action_size, shape)
+        return self._rng.uniform(-1.0, 1.0, shape)
+
+    @property
+    def _uniform_log_density(self) -> float:
+        size = self.policy.actor.action_size
+        return -float(np.log(size)) if self.policy.actor.kind == "categorical" else -size * float(np.log(2.0))

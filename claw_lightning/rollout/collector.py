@@ -188,12 +188,16 @@ class Collector:
         return array
 
 
-def evaluate(env: VectorEnv, agent: OptionAgent, episodes: int, seed: int, control: Control) -> Dict[str, List[float]]:
+def evaluate(
+    env: VectorEnv, agent: OptionAgent, episodes: int, seed: int, control: Control, student: bool = False
+) -> Dict[str, List[float]]:
     """Play noise-free episodes; every lane contributes equally many, so that short episodes are not over-counted.
 
     Returns ``return``, ``length``, ``success`` (empty where the task has none) of ``episodes`` episodes, and
     ``option`` with the share of steps of each option.
+    With ``student`` the policy's flat student plays.
     """
+    agent.use_student = student
     lanes = env.num_envs
     quota = np.full(lanes, episodes // lanes)
     quota[: episodes % lanes] += 1

@@ -9,7 +9,7 @@ Shapes: B batch, O observation, A action, K options, H hidden units.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ ACTIVATIONS: Dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
 }
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # bounds of Gaussian actors, as in SAC
+ACTION_INSIDE = 1.0 - 1e-6  # stored actions at the bound have no finite inverse tanh
 
 
 def init_linear(layer: nn.Linear, gain: float, scheme: str = "orthogonal") -> nn.Linear:
@@ -58,32 +59,39 @@ def mlp(sizes: Sequence[int], activation: str, last_gain: float, scheme: str = "
 
 
 class OptionActor(nn.Module):
-    """Action policy conditioned on the option by a learned embedding added into the first layer.
+    """Action policy conditioned on the option.
 
-    Deterministic: ``mu_o(s) = tanh(f(s, o))``. Gaussian: mean and log standard deviation before the tanh.
-    With K options the observation's part of the first layer is computed once for all of them.
+    Kinds: ``deterministic``, ``mu_o(s) = tanh(f(s, o))``; ``gaussian``, mean and log standard deviation before the
+    tanh; ``categorical``, logits of A discrete actions. Raw outputs have R = A, 2A or A numbers.
+
+    Heads: ``embedding``, a learned vector per option added into the first layer (with K options the observation's part
+    of that layer is computed once for all of them); ``separate``, one last layer per option on a shared body.
     """
 
     def __init__(
         self, obs_size: int, action_size: int, num_options: int, kind: str, hidden: Sequence[int], activation: str,
-        embedding_size: int, scheme: str,
+        embedding_size: int, scheme: str, heads: str = "embedding",
     ) -> None:  # fmt: skip
         super().__init__()
         self.kind = kind
         self.num_options = num_options
         self.action_size = action_size
-        out = action_size * (2 if kind == "gaussian" else 1)
+        self.out_size = action_size * (2 if kind == "gaussian" else 1)
+        self.separate = heads == "separate" and num_options > 1
         self.obs_layer = init_linear(nn.Linear(obs_size, hidden[0]), 2**0.5, scheme)
-        self.body = mlp([*hidden, out], activation, 0.01, scheme)
+        self.body = mlp([*hidden, self.out_size * (num_options if self.separate else 1)], activation, 0.01, scheme)
         self.activation = ACTIVATIONS[activation]()
         self.embedding: Optional[nn.Embedding] = None
-        if num_options > 1:
+        if num_options > 1 and not self.separate:
             self.embedding = nn.Embedding(num_options, embedding_size)
             nn.init.orthogonal_(self.embedding.weight, embedding_size**0.5)
             self.option_layer = init_linear(nn.Linear(embedding_size, hidden[0]), 1.0, scheme)
 
     def forward(self, obs: Tensor, option: Tensor) -> Tensor:
-        """Raw outputs of the given options: obs [B, O], option [B] int64 -> [B, A] or [B, 2A]."""
+        """Raw outputs of the given options: obs [B, O], option [B] int64 -> [B, R]."""
+        if self.separate:
+            raw = self.forward_all(obs)
+            return (raw * F.one_hot(option, self.num_options).unsqueeze(-1).to(raw.dtype)).sum(-2)
         h = self.obs_layer(obs)
         if self.embedding is not None:
             # A product with one-hot rows: the backward pass of indexing adds row by row and outlasts the network.
@@ -92,14 +100,19 @@ class OptionActor(nn.Module):
         return self.body(self.activation(h))
 
     def forward_all(self, obs: Tensor) -> Tensor:
-        """Raw outputs of all options: obs [B, O] -> [B, K, A] or [B, K, 2A]."""
-        h = self.obs_layer(obs).unsqueeze(1)
+        """Raw outputs of all options: obs [..., O] -> [..., K, R]."""
+        h = self.obs_layer(obs)
+        if self.separate:
+            return self.body(self.activation(h)).unflatten(-1, (self.num_options, self.out_size))
+        h = h.unsqueeze(-2)
         if self.embedding is not None:
             h = h + self.option_layer(self.embedding.weight)
         return self.body(self.activation(h))
 
     def mean_action(self, raw: Tensor) -> Tensor:
-        """Noise-free action in [-1, 1] from raw outputs."""
+        """Noise-free action from raw outputs: [..., A] in [-1, 1], or the likeliest action's number [..., 1]."""
+        if self.kind == "categorical":
+            return raw.argmax(-1, keepdim=True).to(torch.float32)
         return torch.tanh(raw[..., : self.action_size])
 
     def gaussian(self, raw: Tensor) -> Tuple[Tensor, Tensor]:
@@ -108,10 +121,20 @@ class OptionActor(nn.Module):
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).exp()
 
     def sample(self, raw: Tensor) -> Tuple[Tensor, Tensor]:
-        """Reparameterised action [..., A] in (-1, 1) and its log-probability [...]."""
+        """Reparameterised action [..., A] in (-1, 1) of a Gaussian actor and its log-probability [...]."""
         mean, std = self.gaussian(raw)
         pre_tanh = mean + std * torch.randn_like(mean)
         return torch.tanh(pre_tanh), squashed_gaussian_log_prob(pre_tanh, mean, std)
+
+    def log_prob(self, raw: Tensor, action: Tensor) -> Tensor:
+        """Log-probability of given actions, raw [..., R], action [..., A] (or [..., 1]) -> [...]; not deterministic.
+
+        Stored actions lie in [-1, 1] in float32; the inverse of the tanh is taken just inside.
+        """
+        if self.kind == "categorical":
+            return raw.float().log_softmax(-1).gather(-1, action.long()).squeeze(-1)
+        mean, std = self.gaussian(raw)
+        return squashed_gaussian_log_prob(torch.atanh(action.clamp(-ACTION_INSIDE, ACTION_INSIDE)), mean, std)
 
 
 class Policy(nn.Module):
@@ -120,10 +143,14 @@ class Policy(nn.Module):
     Inputs of the networks are *normalised* observations: call :attr:`normalizer` first.
 
     Attributes:
+        option_value: network of Q_Omega(s, .); what interruption asks (:class:`OptionAgent`).
+        student: flat policy without options into which the options are distilled, or None.
         exploration: [2] float32, multiplier of the exploration noise and probability of a uniform action.
+        switch_cost: [] float32, the deliberation cost (the learner may tune it).
     """
 
     exploration: Tensor
+    switch_cost: Tensor
 
     def __init__(
         self,
@@ -139,15 +166,21 @@ class Policy(nn.Module):
         normalize: bool = True,
         obs_clip: float = 5.0,
         initial_termination: float = 0.1,
+        option_heads: str = "embedding",
+        option_selection: Union[str, int] = "learned",
+        student_hidden_sizes: Optional[Sequence[int]] = None,
     ) -> None:
         super().__init__()
         self.num_options = num_options
+        self.option_selection = option_selection
         self.normalizer = Normalizer(obs_size, obs_clip if normalize else float("inf"))
         self.actor = OptionActor(
-            obs_size, action_size, num_options, actor, hidden_sizes, activation, embedding_size, init
+            obs_size, action_size, num_options, actor, hidden_sizes, activation, embedding_size, init, option_heads
         )
         self.option_policy: Optional[nn.Sequential] = None
         self.termination: Optional[nn.Sequential] = None
+        self.option_value: Optional[nn.Sequential] = None
+        self.student: Optional[OptionActor] = None
         if num_options > 1:
             sizes = [obs_size, *option_hidden_sizes, num_options]
             self.option_policy = mlp(sizes, activation, 0.01, init)
@@ -156,19 +189,35 @@ class Policy(nn.Module):
             last = self.termination[-1]
             assert isinstance(last, nn.Linear)
             nn.init.constant_(last.bias, float(np.log(initial_termination / (1.0 - initial_termination))))
+            self.option_value = mlp(sizes, activation, 0.01, init)
+        if student_hidden_sizes is not None:
+            self.student = OptionActor(
+                obs_size, action_size, 1, actor, student_hidden_sizes, activation, embedding_size, init
+            )
         self.register_buffer("exploration", torch.tensor([1.0, 1.0]))
+        self.register_buffer("switch_cost", torch.tensor(0.0))
 
     def option_probs(self, obs: Tensor) -> Tensor:
-        """pi_Omega(.|s): [B, O] -> [B, K]."""
+        """pi_Omega(.|s): [..., O] -> [..., K]. Not learned where ``option_selection`` is ``random`` or one option."""
         if self.option_policy is None:
             return torch.ones(*obs.shape[:-1], 1, device=obs.device)
+        if self.option_selection == "random":
+            return torch.full((*obs.shape[:-1], self.num_options), 1.0 / self.num_options, device=obs.device)
+        if isinstance(self.option_selection, int):
+            chosen = F.one_hot(torch.tensor(self.option_selection, device=obs.device), self.num_options)
+            return chosen.to(torch.float32).expand(*obs.shape[:-1], -1)
         return self.option_policy(obs).float().softmax(-1)
 
     def beta(self, obs: Tensor) -> Tensor:
-        """Termination probabilities beta_o(s) of all options: [B, O] -> [B, K]."""
+        """Termination probabilities beta_o(s) of all options: [..., O] -> [..., K]."""
         if self.termination is None:
             return torch.zeros(*obs.shape[:-1], 1, device=obs.device)
         return self.termination(obs).float().sigmoid()
+
+    def option_values(self, obs: Tensor) -> Tensor:
+        """Q_Omega(s, .) by the network of its own: [..., O] -> [..., K]; only with K > 1."""
+        assert self.option_value is not None
+        return self.option_value(obs).float()
 
     def _tensors(self) -> List[Tensor]:
         return [t for t in self.state_dict().values() if t.dtype == torch.float32]

@@ -138,7 +138,8 @@ def serve_evaluations(
         except queue.Empty:
             continue
         puller.pull()
-        result = evaluate(env, agent, command["episodes"], command["seed"], control)
+        student = command.get("student", False)
+        result = evaluate(env, agent, command["episodes"], command["seed"], control, student)
         pipe.send("evaluated", must=True, request=command["request"], result=result)
 
 

@@ -1,0 +1,129 @@
+"""EpisodeLog: every finished training episode as a line of a CSV file."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from claw_lightning.errors import ConfigError
+from claw_lightning.metrics import EpisodeStatistics
+from claw_lightning.rollout.collector import Episode
+
+log = logging.getLogger(__name__)
+
+HEADER = "episode,env_steps,return,length,success\n"
+WRITE_SECONDS = 1.0
+
+
+class EpisodeLog(pl.Callback):
+    """Appends a line per finished training episode, in the order in which the workers reported them.
+
+    Loggers get moving averages at logging steps; learning curves over episodes need each of them. Columns:
+
+    * ``episode``: its number, from 1; a resumed run counts on.
+    * ``env_steps``: environment steps of all lanes that the learner had counted when it heard of the episode's end;
+      what the workers do meanwhile may make it a few vector steps late or early.
+    * ``return``: undiscounted; ``nan`` or ``inf`` where a reward was.
+    * ``length``: in steps.
+    * ``success``: at the last step; empty where the task does not tell.
+
+    Lines are written about once per second and at the end, also after an error. A file that exists is continued: the
+    numbers of a run that is resumed from a checkpoint go back to the checkpoint's.
+
+    Args:
+        path: the file; its folder is made if need be. None: ``episodes.csv`` in the run's folder.
+
+    Raises:
+        ConfigError: at the start of training, if the file cannot be written or is something else. If it cannot be
+            written any more later on, the log ends with a warning and the training goes on.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
+        self._file: Path | None = None  # None: nothing is logged
+        self._lines: list[str] = []
+        self._last_write = 0.0
+        self._data: Any = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Open the log and listen."""
+        if stage != "fit" or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        self._file = self._prepare(Path(self.path) if self.path else folder / "episodes.csv")
+        self._last_write = time.monotonic()
+        self._data = trainer.datamodule  # type: ignore[attr-defined]
+        self._data.episodes.listeners.append(self._add)
+
+    @staticmethod
+    def _prepare(file: Path) -> Path:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a+", encoding="utf-8") as stream:
+                stream.seek(0)
+                first = stream.readline(len(HEADER))
+                if not first:
+                    stream.write(HEADER)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not a text file"
+            raise ConfigError(
+                f"EpisodeLog.path: cannot write {file} ({reason}); name a file in a folder that can be written"
+            ) from error
+        if first and first != HEADER:
+            raise ConfigError(f"EpisodeLog.path: {file} exists and is no log of episodes; name another file")
+        return file
+
+    def _add(self, episodes: Sequence[Episode]) -> None:
+        statistics: EpisodeStatistics = self._data.episodes
+        number, steps = statistics.total - len(episodes), self._data.env_steps
+        for offset, episode in enumerate(episodes, start=1):
+            success = "" if math.isnan(episode.success) else f"{episode.success:g}"
+            self._lines.append(f"{number + offset},{steps},{episode.ret:.10g},{episode.length},{success}\n")
+        self._write_if_due()  # no batches end while the replay fills or an evaluation waits
+
+    def _write_if_due(self) -> None:
+        if self._lines and time.monotonic() - self._last_write >= WRITE_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        if self._file is None or not self._lines:
+            return
+        try:
+            # Whole lines in one go and no open file between: a run that is killed leaves no part of a line.
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write("".join(self._lines))
+        except OSError as error:
+            log.warning("EpisodeLog: %s cannot be written any more (%s); the log ends here", self._file, error.strerror)
+            self._close()
+        self._lines.clear()
+        self._last_write = time.monotonic()
+
+    def _close(self) -> None:
+        if self._data is not None and self._add in self._data.episodes.listeners:
+            self._data.episodes.listeners.remove(self._add)
+        self._file = self._data = None
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write what is waiting, where it is time."""
+        self._write_if_due()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write what is waiting."""
+        self._write()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Write what the workers reported while they were closed, and listen no more."""
+        self._write()
+        self._close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """As at the end; Lightning calls no ``teardown`` after an error."""
+        self.teardown(trainer, pl_module, "")

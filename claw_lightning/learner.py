@@ -1,0 +1,147 @@
+"""Learner: what surrounds the updates — optimiser steps, logging, evaluation. The schedule itself is in module.py."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from claw_lightning.errors import ConfigError
+from claw_lightning.hooks import UpdateCallback
+from claw_lightning.rollout.networks import Policy
+
+#: Setting of the learning rate behind each loss, where the names differ.
+RATES = {"option_value": "value_lr", "state_value": "value_lr", "distillation": "actor_lr", "diversity": "actor_lr"}
+
+
+class Learner(pl.LightningModule):
+    """A module with several optimisers whose losses and episodes are logged over environment steps."""
+
+    policy: Policy
+    _optimizer_names: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.updates = 0
+        self.env_steps = 0
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._rate_mark = (0.0, 0, 0)
+        #: Set when a loss stopped being finite: nothing of that state is saved.
+        self.diverged = False
+
+    @property
+    def settings(self) -> Any:
+        """The constructor's arguments by name (Lightning's hparams)."""
+        return self.hparams
+
+    def agent_settings(self) -> dict[str, Any]:
+        """Plain settings from which a worker builds its OptionAgent."""
+        raise NotImplementedError
+
+    # -- optimiser steps ----------------------------------------------------------------------------------------
+
+    def descend(self, name: str, loss: Tensor, network: nn.Module | None, counted: bool = False) -> None:
+        """One optimiser step; only ``counted`` ones go through Lightning's wrapper, which counts global_step."""
+        self.descend_together({name: network}, loss, counted)
+
+    def descend_together(self, networks: dict[str, nn.Module | None], loss: Tensor, counted: bool = False) -> None:
+        """One step of several optimisers on one loss; the first of them is the counted one."""
+        wrapped = [self.optimizers()[self._optimizer_names.index(name)] for name in networks]  # type: ignore[index]
+        for each in wrapped:
+            each.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for each, (name, network) in zip(wrapped, networks.items(), strict=True):
+            if self.settings.max_grad_norm > 0 and network is not None:
+                norm = nn.utils.clip_grad_norm_(network.parameters(), self.settings.max_grad_norm)
+                self.record(f"grad_norm/{name}", norm)
+            if counted and each is wrapped[0]:
+                each.step()
+            else:
+                each.optimizer.step()
+
+    def callbacks(self) -> list[UpdateCallback]:
+        """Callbacks that act between updates."""
+        return [c for c in self.trainer.callbacks if isinstance(c, UpdateCallback)]  # type: ignore[attr-defined]
+
+    # -- evaluation ---------------------------------------------------------------------------------------------
+
+    def validation_step(self, seed: int, batch_idx: int) -> None:
+        """Noise-free episodes in the evaluator's process."""
+        self._evaluate(int(seed), "val")
+
+    def test_step(self, seed: int, batch_idx: int) -> None:
+        """As validation, on another seed."""
+        self._evaluate(int(seed), "test")
+
+    def _evaluate(self, seed: int, stage: str) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        metrics: dict[str, float] = {}
+        for prefix in ("", "student_") if self.policy.student is not None else ("",):
+            result = data.evaluate(self.policy, self.agent_settings(), data.eval_episodes, seed, bool(prefix))
+            if result is None or not result["return"]:
+                return
+            for name in ("return", "length", "success"):
+                if values := result[name]:
+                    metrics[f"{stage}/{prefix}{name}"] = sum(values) / len(values)
+            returns = torch.tensor(result["return"])
+            metrics[f"{stage}/{prefix}return_std"] = float(returns.std()) if len(returns) > 1 else 0.0
+        for name, value in metrics.items():
+            self.log(name, value, batch_size=1, logger=False, prog_bar=name == "val/return")
+        self._to_loggers({**metrics, "time/env_steps": float(self.env_steps), "time/updates": float(self.updates)})
+
+    # -- logging ------------------------------------------------------------------------------------------------
+
+    def record(self, name: str, value: Tensor) -> None:
+        """Accumulate a mean on the device; nothing is synchronised before the next logging step."""
+        mean = value.detach().float().mean()
+        self._sums[name] = self._sums[name] + mean if name in self._sums else mean
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def log_training(self) -> None:
+        """Send the means since the last logging step to the loggers, every ``log_every_n_steps`` training steps.
+
+        Raises:
+            ConfigError: a loss is no longer finite.
+        """
+        trainer = self.trainer
+        if (trainer.fit_loop.total_batch_idx + 1) % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        metrics = {name: float(total / self._counts[name]) for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        broken = [name for name, value in metrics.items() if name.startswith("loss/") and not math.isfinite(value)]
+        if broken:
+            self.diverged = True
+            name = broken[0].removeprefix("loss/")
+            raise ConfigError(
+                f"{broken[0]} is no longer finite after {self.updates} updates: lower "
+                f"model.{RATES.get(name, f'{name}_lr')} or model.reward_scale, or set model.max_grad_norm; "
+                "the last checkpoint is from before"
+            )
+        now, steps, updates = time.monotonic(), self.env_steps, self.updates
+        then, steps_then, updates_then = self._rate_mark
+        self._rate_mark = (now, steps, updates)
+        metrics.update({"time/env_steps": float(steps), "time/updates": float(updates)})
+        if then > 0:
+            seconds = max(1e-9, now - then)
+            metrics["time/env_steps_per_s"] = (steps - steps_then) / seconds
+            metrics["time/updates_per_s"] = (updates - updates_then) / seconds
+        metrics.update(data.log_metrics())
+        for callback in self.callbacks():
+            metrics.update(callback.metrics())
+        self._to_loggers(metrics)
+        self.latest_metrics = metrics
+
+    #: Values of the last logging step, for progress bars and callbacks.
+    latest_metrics: dict[str, float] = {}
+
+    def _to_loggers(self, metrics: dict[str, float]) -> None:
+        """Straight to the loggers with environment steps as the axis; ``self.log`` would cost more than an update."""
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=self.env_steps)

@@ -1,0 +1,93 @@
+"""Minibatch: the rows of one update as the equations want them, normalised and scaled.
+
+Shapes: U updates, B batch, L steps of a segment, K options. A stacked minibatch has [U, ...] in front; segments have L
+after B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from claw_lightning.replay import ReplayBatch
+
+
+@dataclass
+class Minibatch:
+    """Transitions (s, o, a, r, s'), and of what came before them.
+
+    Attributes:
+        obs: [B, O] normalised.
+        action: [B, A].
+        option: [B] int64, executed (or drawn from the options that learn from this row).
+        reward: [B], scaled.
+        terminated: [B] bool.
+        next_obs: [B, O] normalised true next observation.
+        first: [B] bool, first step of an episode; this and the next five are None with one option.
+        previous: [B] int64, option of the step before, -1 at first steps.
+        switched: [B] bool, the option was selected at this step.
+        by_cap: [B] bool, the one before ended by the duration cap.
+        log_prob_action: [B] of the behaviour.
+        log_prob_option: [B] of the behaviour.
+        valid: [B, L] bool, steps of a segment that belong to it; None without segments.
+        weight: [B, K], how much each option learns from the row; None: the executed one alone.
+        raw_obs: [B, O] as the simulator gave it, for a teacher with a normaliser of its own; else None.
+    """
+
+    obs: Tensor
+    action: Tensor
+    option: Tensor
+    reward: Tensor
+    terminated: Tensor
+    next_obs: Tensor
+    first: Tensor | None = None
+    previous: Tensor | None = None
+    switched: Tensor | None = None
+    by_cap: Tensor | None = None
+    log_prob_action: Tensor | None = None
+    log_prob_option: Tensor | None = None
+    valid: Tensor | None = None
+    weight: Tensor | None = None
+    raw_obs: Tensor | None = None
+
+    @classmethod
+    def of(cls, batch: ReplayBatch, normalizer: Callable[[Tensor], Tensor], reward: Tensor, options: bool) -> Minibatch:
+        """All updates of a replay batch, [U, ...]; ``reward`` is what is learned from."""
+        made = cls(
+            normalizer(batch.obs), batch.action, batch.option, reward, batch.terminated, normalizer(batch.next_obs),
+            valid=batch.valid,
+        )  # fmt: skip
+        if options or batch.valid is not None:
+            made.first, made.previous = batch.first, batch.previous_option
+            made.switched, made.by_cap = batch.switched, batch.ended_by_cap
+            made.log_prob_action, made.log_prob_option = batch.log_prob_action, batch.log_prob_option
+        return made
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Minibatch:
+        """Apply to every tensor."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        mapped: dict[str, Any] = {name: None if x is None else function(x) for name, x in values.items()}
+        return Minibatch(**mapped)
+
+    def at(self, u: int) -> Minibatch:
+        """One update of a stacked minibatch."""
+        return self.map(lambda x: x[u])
+
+    def step(self, k: int) -> Minibatch:
+        """Step ``k`` of every segment, as a minibatch of single steps."""
+        made = self.map(lambda x: x[:, k])
+        made.valid = None
+        return made
+
+    def last_step(self) -> Minibatch:
+        """The last valid step of every segment."""
+        assert self.valid is not None
+        index = self.valid.sum(1) - 1
+        rows = torch.arange(len(index), device=index.device)
+        made = self.map(lambda x: x[rows, index])
+        made.valid = None
+        return made

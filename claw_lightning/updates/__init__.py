@@ -1,0 +1,1 @@
+"""How each network learns, one file per family; module.py says in which order and how often."""

@@ -1,0 +1,143 @@
+"""Distillation: divergences between a policy and one it should stay near, the flat student, and the teacher's file.
+
+Equations are in losses.py; here is which network is compared with which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from claw_lightning import losses
+from claw_lightning.errors import ConfigError
+from claw_lightning.minibatch import Minibatch
+from claw_lightning.rollout.envs.base import EnvSpec
+from claw_lightning.rollout.networks import OptionActor, Policy
+
+if TYPE_CHECKING:
+    from claw_lightning.module import OptionCritic
+
+
+def action_divergence(actor: OptionActor, reference: Tensor, raw: Tensor, std: float) -> Tensor:
+    """KL(reference || actor) of the action policies from their raw outputs, both [..., R] -> [...].
+
+    ``std`` stands in for a deterministic actor's standard deviation. A tanh behind both leaves a Gaussian's divergence
+    as it is.
+    """
+    if actor.kind == "gaussian":
+        return losses.gaussian_kl(*actor.gaussian(reference), *actor.gaussian(raw))
+    if actor.kind == "categorical":
+        return losses.categorical_kl(reference.float().softmax(-1), raw.float().softmax(-1))
+    return losses.deterministic_kl(actor.mean_action(reference).float(), actor.mean_action(raw).float(), std)
+
+
+def reference_raw(reference: Policy, obs: Tensor, option: Tensor, all_options: bool) -> Tensor:
+    """Raw outputs of the reference for the options that learn, [B, R], or for all of them, [B, K, R] or [B, 1, R].
+
+    One without options answers for every option. ``obs`` is normalised as the reference wants it.
+    """
+    if all_options:
+        return reference.actor.forward_all(obs)
+    return reference.actor(obs, torch.zeros_like(option) if reference.num_options == 1 else option)
+
+
+def student_loss(policy: Policy, obs: Tensor, previous: Tensor, std: float) -> Tensor:
+    """Loss of the flat student, normalised [B, O], [B] int64 -> scalar; gradient into the student alone.
+
+    L = mean sum_o p(o | s, o_prev) KL(pi_o || pi_S)
+
+    Weighted by the probability with which each option is ACTIVE in s, not by the option policy: that one says only
+    what is chosen where an option ends.
+    """
+    assert policy.student is not None
+    with torch.no_grad():
+        weight = losses.executed_probs(policy.option_probs(obs), policy.beta(obs), previous)
+        teachers = policy.actor.forward_all(obs)
+    raw = policy.student(obs, torch.zeros_like(previous)).unsqueeze(1).expand_as(teachers)
+    return (weight * action_divergence(policy.student, teachers, raw, std)).sum(-1).mean()
+
+
+def load_teacher(path: str, spec: EnvSpec, num_options: int, actor: str) -> Policy:
+    """Frozen policy of a checkpoint of this product.
+
+    Raises:
+        ConfigError: no such file, not a checkpoint, or a policy of another shape.
+    """
+    key = "model.distillation.teacher"
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        settings: dict[str, Any] = stored["claw"]["policy"]
+        state = {name[7:]: x for name, x in stored["state_dict"].items() if name.startswith("policy.")}
+    except FileNotFoundError as error:
+        raise ConfigError(f"{key}: no such file: {path}") from error
+    except Exception as error:  # a file of any other kind fails in as many ways as there are kinds
+        raise ConfigError(f"{key}: {path} is not a checkpoint of this version ({type(error).__name__})") from error
+    sizes = (("obs_size", spec.obs_size), ("action_size", spec.num_actions or spec.action_size), ("actor", actor))
+    for name, ours in sizes:
+        if settings[name] != ours:
+            raise ConfigError(f"{key}: the teacher in {path} has {name} {settings[name]}, this run has {name} {ours}")
+    if settings["num_options"] not in (1, num_options):
+        raise ConfigError(
+            f"{key}: the teacher in {path} has num_options {settings['num_options']}, model.num_options is "
+            f"{num_options}; use a teacher with as many, or with one"
+        )
+    teacher = Policy(**settings)
+    teacher.load_state_dict(state)
+    return teacher.requires_grad_(False).eval()
+
+
+def distillation_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor) -> Tensor:
+    """Coefficient x KL(reference || actor) of the options that learn, and the coefficient's step."""
+    reference, d = module.reference_policy, module.distillation
+    assert reference is not None
+    with torch.no_grad():
+        theirs = reference_raw(reference, reference_obs(module, rows), rows.option, all_options=raw.dim() == 3)
+    divergence = losses.weighted_mean(action_divergence(module.policy.actor, theirs.expand_as(raw), raw, d.std), weight)
+    if d.kl_limit is not None:
+        module.descend("multiplier", losses.dual_loss(module.log_multiplier, divergence, d.kl_limit), None)
+    module.record("loss/distillation", divergence)
+    module.record("distillation/coefficient", distillation_coefficient(module))
+    return distillation_coefficient(module) * divergence
+
+
+def option_distillation_loss(module: OptionCritic, rows: Minibatch) -> Tensor:
+    """Coefficient x divergence of termination from the reference's, at s where the option is active."""
+    reference = module.reference_policy
+    assert reference is not None
+    obs = reference_obs(module, rows)
+    with torch.no_grad():
+        theirs = reference.beta(obs)
+    return distillation_coefficient(module) * losses.bernoulli_kl(theirs, module.policy.beta(rows.obs)).mean()
+
+
+def distillation_coefficient(module: OptionCritic) -> Tensor:
+    """Weight of the divergence: fixed, by schedule over environment steps, or the constraint's multiplier."""
+    d = module.distillation
+    if d.kl_limit is not None:
+        return module.log_multiplier.detach().exp()
+    return torch.tensor(d.at(module.env_steps), device=module.device)
+
+
+def reference_obs(module: OptionCritic, rows: Minibatch) -> Tensor:
+    """Observations as the reference wants them: a teacher brings its own normaliser."""
+    if not module._teacher:
+        return rows.obs
+    assert rows.raw_obs is not None
+    return module._teacher[0].normalizer(rows.raw_obs)
+
+
+@torch.no_grad()
+def move_reference(module: OptionCritic) -> None:
+    """The slow copy follows the policy by ``tau`` per update."""
+    assert module.reference is not None
+    torch._foreach_lerp_(list(module.reference.parameters()), list(module.policy.parameters()), module.distillation.tau)
+
+
+def update_student(module: OptionCritic, rows: Minibatch) -> None:
+    """The flat student towards the options that would be active."""
+    assert rows.previous is not None
+    loss = student_loss(module.policy, rows.obs, rows.previous, module.distillation.std)
+    module.descend("student", loss, module.policy.student)
+    module.record("loss/distillation", loss)
