@@ -1,7 +1,9 @@
 """Callbacks shipped with claw-lightning; configurations may name them by class name alone."""
 
 from callbacks.checkpoints import RunCheckpoint
+from callbacks.curriculum import Curriculum
 from callbacks.episode_log import EpisodeLog
+from callbacks.novelty import NoveltyBonus
 from callbacks.option_diagnostics import OptionDiagnostics
 from callbacks.policy_publisher import PolicyPublisher
 from callbacks.progress import TrainingProgress
@@ -10,7 +12,9 @@ from callbacks.staleness_monitor import StalenessMonitor
 from callbacks.target_update import TargetUpdate
 
 __all__ = [
+    "Curriculum",
     "EpisodeLog",
+    "NoveltyBonus",
     "OptionDiagnostics",
     "OrderlyStop",
     "PolicyPublisher",

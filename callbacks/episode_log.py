@@ -38,14 +38,18 @@ class EpisodeLog(pl.Callback):
 
     Args:
         path: the file; its folder is made if need be. None: ``episodes.csv`` in the run's folder.
+        max_episodes: end the run after so many training episodes (a few more may finish meanwhile); 0: never. For
+            protocols that count episodes.
 
     Raises:
         ConfigError: at the start of training, if the file cannot be written or is something else. If it cannot be
             written any more later on, the log ends with a warning and the training goes on.
     """
 
-    def __init__(self, path: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: str | None = None, max_episodes: int = 0) -> None:
+        if max_episodes < 0:
+            raise ConfigError(f"EpisodeLog.max_episodes is {max_episodes}; give 0 (no end) or more")
+        self.path, self.max_episodes = path, max_episodes
         self._file: Path | None = None  # None: nothing is logged
         self._lines: list[str] = []
         self._last_write = 0.0
@@ -112,8 +116,10 @@ class EpisodeLog(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write what is waiting, where it is time."""
+        """Write what is waiting, where it is time; end the run where enough episodes have been played."""
         self._write_if_due()
+        if 0 < self.max_episodes <= trainer.datamodule.episodes.total:  # type: ignore[attr-defined]
+            trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is waiting."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import sys
@@ -67,7 +68,8 @@ class ReplayDataModule(pl.LightningDataModule):
     """Owns the workers, their rings and the rate limiter; hands out replay batches and plays evaluations.
 
     Public attributes for callbacks: :attr:`spec`, :attr:`memory`, :attr:`limiter`, :attr:`pool`, :attr:`episodes`,
-    :attr:`env_steps`, :attr:`finished`, :attr:`learner_wait`; methods :meth:`publish` and :meth:`evaluate`.
+    :attr:`env_steps`, :attr:`finished`, :attr:`learner_wait`; methods :meth:`publish`, :meth:`evaluate` and
+    :meth:`configure_envs`.
 
     Args:
         env: simulator and task; an :class:`EnvConfig` (which is what the command makes of ``data.env``): the simulator
@@ -151,6 +153,8 @@ class ReplayDataModule(pl.LightningDataModule):
         self._segment_length = 1
         self._local: tuple[Collector, Control] | None = None
         self._local_evaluator: Any = None
+        #: Settings of running simulators that were changed, by their mode.
+        self._configured: dict[str, dict[str, Any]] = {"collect": {}, "evaluate": {}}
 
     # -- settings -----------------------------------------------------------------------------------------------
 
@@ -385,6 +389,7 @@ class ReplayDataModule(pl.LightningDataModule):
             "num_threads": self.worker_threads,
             "seed": self.seed + 10_007 * worker,  # lanes count upwards from here
             "pull_every": self.pull_every,
+            "configure": dict(self._configured.get(mode, {})),
         }
 
     def _command(self, settings: dict[str, Any]) -> WorkerCommand:
@@ -411,7 +416,7 @@ class ReplayDataModule(pl.LightningDataModule):
         agent = module.agent_settings()
         if self.mode == "lockstep":
             control = Control()
-            env = self._make_local_env(lanes, self.seed)
+            env = self._make_local_env(lanes, self.seed, "collect")
             option_agent = OptionAgent(num_lanes=lanes, seed=self.seed, **agent)
             collector = Collector(
                 env, option_agent, rings[0], mailbox, control, self.episodes.add, self.seed, self.pull_every
@@ -440,9 +445,50 @@ class ReplayDataModule(pl.LightningDataModule):
         self.pool.start(wait=False)
         self.regulate()
 
-    def _make_local_env(self, num_envs: int, seed: int) -> Any:
+    def _make_local_env(self, num_envs: int, seed: int, mode: str = "describe") -> Any:
         with simulator_errors():
-            return make_env(self.env.class_path, self.env.init_args, num_envs, seed)
+            env = make_env(self.env.class_path, self.env.init_args, num_envs, seed)
+            if changed := self._configured.get(mode):
+                env.configure(**changed)
+            return env
+
+    def configure_envs(self, *, evaluation: bool = False, **settings: float | str | bool) -> None:
+        """Change settings of the running simulators: all workers', each between two of its vector steps.
+
+        Which settings there are is the adapter's matter (:meth:`VectorEnv.configure`). They are kept for the rest of
+        the run: a worker that is started or restarted later gets them before its first step. They are not part of
+        checkpoints; who sets them sets them again in a resumed run. Rows collected before stay in the replay and are
+        learned from as they are.
+
+        Args:
+            evaluation: change the evaluator's simulator too. Else evaluations stay those of the configured task, and
+                comparable through the run.
+
+        Raises:
+            ConfigError: a value that is no finite number, text or switch; in lock-step also what the simulator
+                refuses. A worker that refuses ends the run at the next supervision, as for any wrong setting.
+        """
+        for name, value in settings.items():
+            is_plain = isinstance(value, (bool, int, float, str))
+            if not is_plain or (isinstance(value, float) and not math.isfinite(value)):
+                raise ConfigError(
+                    f"configure_envs: {name} is {value!r}; settings of simulators are finite numbers, texts or switches"
+                )
+        if not settings:
+            return
+        self._configure("collect", self._local and self._local[0].env, self.pool, settings)
+        if evaluation:
+            self._configure("evaluate", self._local_evaluator and self._local_evaluator[0], self._evaluator, settings)
+
+    def _configure(self, mode: str, env: VectorEnv | None, pool: WorkerPool | None, settings: dict[str, Any]) -> None:
+        if env is not None:
+            with simulator_errors():
+                env.configure(**settings)
+        self._configured[mode].update(settings)
+        for worker in pool.workers if pool is not None else ():
+            # For the next process, whose first line is its settings; the present one may be dead already.
+            worker.command.settings["configure"] = dict(self._configured[mode])
+            worker.send({"configure": settings})
 
     def mailbox(self, policy: Policy) -> Mailbox:
         """The mailbox, with the policy's current parameters in it."""
@@ -561,7 +607,7 @@ class ReplayDataModule(pl.LightningDataModule):
         lanes = min(self.eval_envs, episodes)
         if self.mode == "lockstep":
             if self._local_evaluator is None:
-                env = self._make_local_env(lanes, seed)
+                env = self._make_local_env(lanes, seed, "evaluate")
                 self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
             env, option_agent = self._local_evaluator
             option_agent.load(policy.flatten(), 0)

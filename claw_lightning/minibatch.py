@@ -30,7 +30,7 @@ class Minibatch:
         first: [B] bool, first step of an episode; this and the next five are None with one option.
         previous: [B] int64, option of the step before, -1 at first steps.
         switched: [B] bool, the option was selected at this step.
-        by_cap: [B] bool, the one before ended by the duration cap.
+        age: [B] int32, steps since the option began.
         log_prob_action: [B] of the behaviour.
         log_prob_option: [B] of the behaviour.
         valid: [B, L] bool, steps of a segment that belong to it; None without segments.
@@ -47,7 +47,7 @@ class Minibatch:
     first: Tensor | None = None
     previous: Tensor | None = None
     switched: Tensor | None = None
-    by_cap: Tensor | None = None
+    age: Tensor | None = None
     log_prob_action: Tensor | None = None
     log_prob_option: Tensor | None = None
     valid: Tensor | None = None
@@ -63,7 +63,7 @@ class Minibatch:
         )  # fmt: skip
         if options or batch.valid is not None:
             made.first, made.previous = batch.first, batch.previous_option
-            made.switched, made.by_cap = batch.switched, batch.ended_by_cap
+            made.switched, made.age = batch.switched, batch.option_age
             made.log_prob_action, made.log_prob_option = batch.log_prob_action, batch.log_prob_option
         return made
 

@@ -23,7 +23,7 @@ from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.networks import Policy, mlp
 from claw_lightning.rollout.normalizer import RunningMoments
-from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings
+from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings, needs_own_actions
 from claw_lightning.updates import policy_gradient
 from claw_lightning.updates.actor import update_actor
 from claw_lightning.updates.critic import update_critic, update_critic_over_segments
@@ -104,7 +104,7 @@ class OptionCritic(Learner):
         termination_entropy: weight of the termination's entropy: keeps beta off 0 and 1.
         initial_termination: beta at the start.
         max_grad_norm: clip of each network's gradient norm; 0: none.
-        exploration: noise of the workers.
+        exploration: noise of the workers; None: that of :class:`Exploration`, or none where stored densities are used.
         normalize_observations: running normalisation in front of all networks.
         obs_clip: bound of normalised observations.
         reward_scale: factor on rewards, in the learner only.
@@ -173,12 +173,13 @@ class OptionCritic(Learner):
         greedy_options: bool = True,
     ) -> None:
         super().__init__()
-        self.exploration = exploration or Exploration()
         self.distillation = distillation or Distillation()
         self.policy_gradient = policy_gradient
         self.diversity = diversity or Diversity()
         self.save_hyperparameters(ignore=list(GROUPS))
         self.hparams.pop("_instantiator", None)  # written by the command; a stored module is built without it
+        own = needs_own_actions(self.settings, policy_gradient)  # also while a checkpoint is loaded, before its groups
+        self.exploration = exploration or Exploration(kind="none" if own else "gaussian")
         check_settings(self.settings, self.groups)
         self.spec: EnvSpec | None = None
         self._teacher: tuple[Policy, ...] = ()  # in a tuple: frozen, and no part of checkpoints
@@ -193,7 +194,8 @@ class OptionCritic(Learner):
         """Consecutive rows that one sample holds."""
         if self.policy_gradient is not None:
             return self.policy_gradient.length
-        return self.settings.filter_length if self.settings.option_inference == "filter" else self.settings.n_step
+        filters = self.settings.option_inference == "filter" and self.settings.num_options > 1
+        return self.settings.filter_length if filters else self.settings.n_step
 
     # -- construction -------------------------------------------------------------------------------------------
 
@@ -316,7 +318,7 @@ class OptionCritic(Learner):
             "min_option_duration": h.min_option_duration,
             "exploration": self.exploration.agent_settings(),
             "greedy_options": h.greedy_options,
-            "interruption": h.interruption,
+            "interruption": h.interruption if h.num_options > 1 else None,
         }
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

@@ -193,6 +193,8 @@ def _check_alone(h: Any) -> None:
 
 
 def _check_together(h: Any, groups: dict[str, Any]) -> None:
+    # One option switches the machinery off, so that K = 1 is one setting away: what merely shapes options (all_options,
+    # diversity, interruption, ...) then does nothing. Refused is what would have to yield something and cannot.
     distillation, gradient, diversity = (groups[name] for name in ("distillation", "policy_gradient", "diversity"))
 
     def refuse(wrong: bool, first: str, second: str, cure: str) -> None:
@@ -210,18 +212,6 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
     refuse(
         single and distillation.kind == "student", "distillation.kind student", options,
         "there are no options to distil; set num_options above 1",
-    )  # fmt: skip
-    refuse(single and h.all_options > 0, f"all_options {h.all_options}", options, "there is one option only")
-    refuse(single and diversity.bonus > 0, f"diversity.bonus {diversity.bonus}", options, "there is one option only")
-    refuse(single and diversity.adaptive_weights, "diversity.adaptive_weights", options, "there is one option only")
-    refuse(single and h.option_inference == "filter", "option_inference filter", options, "there is nothing to infer")
-    refuse(
-        single and h.interruption is not None, f"interruption {h.interruption}", options,
-        "there is no option to interrupt",
-    )  # fmt: skip
-    refuse(
-        single and h.target_decision_rate is not None, f"target_decision_rate {h.target_decision_rate}", options,
-        "there are no decisions",
     )  # fmt: skip
     if isinstance(h.option_selection, int):
         refuse(
@@ -257,7 +247,6 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
         h.critic_atoms > 0 and h.actor == "categorical", atoms, "actor categorical",
         "distributional critics take continuous actions",
     )  # fmt: skip
-    refuse(h.option_heads == "separate" and single, "option_heads separate", options, "there is one option only")
     if gradient is not None:
         refuse(
             h.actor == "deterministic", "policy_gradient", "actor deterministic",
@@ -274,12 +263,14 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
             gradient.options == "all" and h.all_options > 0, "policy_gradient.options all",
             f"all_options {h.all_options}", "the first alone decides here",
         )  # fmt: skip
-    if h.actor == "gaussian":
-        needs_density = (
-            gradient is not None or h.option_inference == "filter" or (several and h.n_step_form == "retrace")
-        )
-        refuse(
-            needs_density and groups["exploration"].kind != "none", "actor gaussian",
-            f"exploration.kind {groups['exploration'].kind}",
-            "stored densities are the actor's own; set exploration.kind none",
-        )  # fmt: skip
+    refuse(
+        needs_own_actions(h, gradient) and groups["exploration"].kind != "none", "actor gaussian",
+        f"exploration.kind {groups['exploration'].kind}",
+        "stored densities are the actor's own; set exploration.kind none",
+    )  # fmt: skip
+
+
+def needs_own_actions(h: Any, gradient: PolicyGradient | None) -> bool:
+    """Whether densities of stored actions are asked for, which noise on top of them would falsify."""
+    ratios = gradient is not None or (h.n_step > 1 and h.n_step_form == "retrace")
+    return h.actor == "gaussian" and (ratios or h.option_inference == "filter")

@@ -8,14 +8,17 @@ import pytest
 import torch
 
 from callbacks import RunCheckpoint
+from claw_lightning import module as schedule
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
 from claw_lightning.rollout.envs.base import EnvSpec
-from claw_lightning.rollout.ring import TERMINATED
+from claw_lightning.rollout.ring import FIRST, SWITCHED, TERMINATED
 from tests.runs import FakeData, fit_fake, fit_lockstep, make_batch, make_module
 
-NETWORKS = ("critic", "policy.actor", "policy.option_policy", "policy.termination", "option_value", "state_value")
+NETWORKS = (
+    "critic", "policy.actor", "policy.option_policy", "policy.termination", "policy.option_value", "state_value",
+)  # fmt: skip
 
 
 def snapshot(module):
@@ -44,21 +47,6 @@ class Watcher(UpdateCallback):
         self.in_step.append(moved(self.start, snapshot(module)))
 
 
-def capture(module, monkeypatch, step=None):
-    """Replace optimiser steps: losses by name, after a plain backward pass."""
-    losses = {}
-
-    def descend(name, loss, network, counted=False):
-        losses[name] = loss.detach()
-        if step is not None:
-            module.zero_grad()
-            loss.backward()
-            step(name, network)
-
-    monkeypatch.setattr(module, "_descend", descend)
-    return losses
-
-
 # -- schedule ---------------------------------------------------------------------------------------------------------
 
 
@@ -66,8 +54,12 @@ def test_policies_move_at_every_second_update_and_values_once_per_step():
     watcher = Watcher()
     fit_fake(make_module(policy_delay=2), [make_batch(3, seed=s) for s in range(2)], [watcher])
     policies = {"policy.actor", "policy.option_policy", "policy.termination"}
-    # Updates 1 .. 6: the delay counts across training steps.
-    assert watcher.at_update == [{"critic"}, {"critic"} | policies] * 3
+    values = {"policy.option_value", "state_value"}
+    # Updates 1 .. 6: the delay counts across training steps; values move with the last update of each.
+    assert watcher.at_update == [
+        {"critic"}, {"critic"} | policies, {"critic"} | values,
+        {"critic"} | policies, {"critic"}, {"critic"} | policies | values,
+    ]  # fmt: skip
     assert watcher.in_step == [set(NETWORKS)] * 2
 
 
@@ -87,32 +79,32 @@ def test_global_step_counts_training_steps_and_updates_count_updates():
 
 def test_each_update_gets_its_own_rows_states_and_successors(monkeypatch):
     settings = {"normalize_observations": False, "policy_delay": 1, "option_delay": 1}
-    module, batch, seen = make_module(**settings), make_batch(2), []
+    previous = np.random.default_rng(1).integers(-1, 4, (2, 8))
+    flags = np.where(previous < 0, FIRST | SWITCHED, 0) | np.where(np.arange(8) % 3 == 0, TERMINATED, 0)
+    module, seen = make_module(**settings), []
+    batch = make_batch(2, previous_option=previous, flags=flags, option_age=np.arange(16).reshape(2, 8))
 
-    def spied(name, method):
-        def spy(*args, **kwargs):
-            seen.append((name, args))
-            return method(*args, **kwargs)
+    def spied(name, function):
+        def spy(module, rows, *args, **kwargs):
+            seen.append((name, rows, kwargs))
+            return function(module, rows, *args, **kwargs)
 
         return spy
 
     for name in ("update_critic", "update_actor", "update_options", "update_values"):
-        monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
+        monkeypatch.setattr(schedule, name, spied(name, getattr(schedule, name)))
     fit_fake(module, [batch])
-    obs, successors = batch.obs, batch.next_obs
-    expected = []
-    for u in range(2):
-        rows = (obs[u], batch.action[u], batch.option[u], batch.reward[u], batch.terminated[u], successors[u])
-        expected += [
-            ("update_critic", rows),
-            ("update_actor", (obs[u], batch.option[u])),
-            ("update_options", (successors[u], batch.option[u], batch.terminated[u])),
-        ]
-    expected.append(("update_values", (successors[1],)))
-    assert [name for name, _ in seen] == [name for name, _ in expected]
-    for (name, got), (_, want) in zip(seen, expected):
-        for left, right in zip(got, want, strict=True):
-            assert torch.equal(left, right), name
+    each = ["update_critic", "update_actor", "update_options"]
+    assert [name for name, _, _ in seen] == [*each, *each, "update_values"]
+    assert [kwargs for name, _, kwargs in seen if name == "update_critic"] == [{"counted": False}, {"counted": True}]
+    for (name, rows, _), u in zip(seen, [0, 0, 0, 1, 1, 1, 1], strict=True):
+        fields = {
+            "obs": batch.obs, "action": batch.action, "option": batch.option, "reward": batch.reward,
+            "terminated": batch.terminated, "next_obs": batch.next_obs, "first": batch.first,
+            "previous": batch.previous_option, "switched": batch.switched, "age": batch.option_age,
+        }  # fmt: skip
+        for field, want in fields.items():
+            assert torch.equal(getattr(rows, field), want[u]), (name, field)
 
 
 def test_one_option_has_no_option_networks():
@@ -164,165 +156,6 @@ def test_gradients_are_clipped():
     fit_fake(clipped, batches)
     assert critic_norm(free) > 1.0
     assert critic_norm(clipped) == pytest.approx(0.5, rel=1e-3)
-
-
-# -- targets ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stubbed(monkeypatch):
-    """K = 2. Networks that are plain functions of their input, so that a wrong index or state shows."""
-    module = make_module(num_options=2, gamma=0.9, deliberation_cost=0.25, target_noise=0.0, build=True)
-    policy = module.policy
-    twin = torch.tensor([[[1.0, 2.0]], [[3.0, 0.5]]])  # the smaller twin is another one for each option
-
-    monkeypatch.setattr(module.target_actor, "forward_all", lambda x: torch.zeros(len(x), 2, 2))
-    monkeypatch.setattr(module.target_critic, "forward_all", lambda x, a: twin + x[:, 0].view(1, -1, 1))
-    monkeypatch.setattr(policy, "option_probs", lambda x: torch.stack([0.2 + 0 * x[:, 0], 0.8 + 0 * x[:, 0]], 1))
-    monkeypatch.setattr(policy, "beta", lambda x: torch.stack([x[:, 1], 1 - x[:, 1]], 1))
-    return module
-
-
-def expected_target(reward, terminated, next_obs, option):
-    # Twin minimum per option first: (1.0, 0.5) + x0; then the mixture of pi = (0.2, 0.8).
-    q = [1.0 + next_obs[0], 0.5 + next_obs[0]]
-    value = 0.2 * q[0] + 0.8 * q[1]
-    beta = [next_obs[1], 1 - next_obs[1]][option]
-    arrival = (1 - beta) * q[option] + beta * (value - 0.25)
-    return reward + (0.0 if terminated else 0.9 * arrival)
-
-
-def test_target_is_the_arrival_value_of_the_executed_option_at_the_next_state(stubbed, monkeypatch):
-    obs, next_obs = torch.full((4, 3), 7.0), torch.tensor([[0.0, 0.3, 0], [1.0, 0.3, 0], [2.0, 0.9, 0], [3.0, 0.9, 0]])
-    option, reward = torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    terminated = torch.tensor([False, False, True, False])
-    want = torch.tensor([expected_target(float(reward[i]), bool(terminated[i]), next_obs[i].tolist(), int(option[i]))
-                         for i in range(4)])  # fmt: skip
-    q = torch.stack([want + 1.0, want - 2.0]).requires_grad_()
-    monkeypatch.setattr(stubbed.critic, "forward", lambda o, a, option, first=None: q)
-    losses = capture(stubbed, monkeypatch)
-    stubbed.update_critic(obs, torch.zeros(4, 2), option, reward, terminated, next_obs, last=True)
-    assert float(losses["critic"]) == pytest.approx(1.0**2 + 2.0**2, rel=1e-5)
-
-
-def test_smaller_twin_is_taken_per_option_before_anything_is_mixed(stubbed):
-    next_obs = torch.tensor([[0.0, 0.3, 0.0], [2.0, 0.3, 0.0]])
-    torch.testing.assert_close(stubbed.next_option_values(next_obs), torch.tensor([[1.0, 0.5], [3.0, 2.5]]))
-
-
-def test_sampled_arrival_has_the_expected_one_as_its_mean(stubbed, monkeypatch):
-    n = 20_000
-    next_obs, option = torch.tensor([[1.0, 0.3, 0.0]]).repeat(n, 1), torch.arange(n) % 2
-    monkeypatch.setattr(stubbed.target_actor, "forward", lambda x, option: torch.zeros(len(x), 2))
-    monkeypatch.setattr(
-        stubbed.target_critic,
-        "forward",
-        lambda x, action, option: stubbed.target_critic.forward_all(x, None).gather(
-            2, option.view(1, -1, 1).repeat(2, 1, 1)
-        )[..., 0],
-    )
-    torch.manual_seed(0)
-    expected, drawn = (f(next_obs, option) for f in (stubbed.expected_arrival, stubbed.sampled_arrival))
-    for o in (0, 1):
-        assert float(expected[o]) == pytest.approx((expected_target(0, False, [1.0, 0.3], o)) / 0.9, rel=1e-5)
-        # Standard deviation of one draw below 0.4: four standard errors.
-        assert float(drawn[option == o].mean()) == pytest.approx(float(expected[o]), abs=4 * 0.4 / (n / 2) ** 0.5)
-
-
-def test_critic_sees_executed_option_action_and_state(stubbed, monkeypatch):
-    seen = {}
-
-    def critic(obs, action, option, first=None):
-        seen.update(obs=obs, action=action, option=option)
-        return torch.zeros(2, len(obs), requires_grad=True)
-
-    monkeypatch.setattr(stubbed.critic, "forward", critic)
-    capture(stubbed, monkeypatch)
-    obs, action, option = torch.rand(3, 3), torch.rand(3, 2), torch.tensor([1, 0, 1])
-    stubbed.update_critic(obs, action, option, torch.zeros(3), torch.zeros(3, dtype=bool), torch.rand(3, 3), last=True)
-    assert seen["obs"] is obs and seen["action"] is action and seen["option"] is option
-
-
-def test_smoothing_noise_is_clipped_and_actions_stay_in_bounds(monkeypatch):
-    module = make_module(num_options=2, target_noise=10.0, target_noise_clip=0.5, build=True)
-    monkeypatch.setattr(module.target_actor, "forward_all", lambda x: torch.atanh(torch.full((len(x), 2, 2), 0.8)))
-    seen = {}
-
-    def forward_all(obs, actions):
-        seen["actions"] = actions
-        return torch.zeros(2, len(obs), 2)
-
-    monkeypatch.setattr(module.target_critic, "forward_all", forward_all)
-    module.next_option_values(torch.zeros(64, 3))
-    assert float(seen["actions"].max()) == 1.0
-    assert float(seen["actions"].min()) == pytest.approx(0.3)
-
-
-# -- losses of the policies -------------------------------------------------------------------------------------------
-
-
-def test_policy_losses_leave_no_gradient_in_critics(monkeypatch):
-    for actor in ("deterministic", "gaussian"):
-        module = make_module(actor=actor, build=True)
-        outside = [p for net in (module.critic, module.target_critic) for p in net.parameters()]
-        grads = {}
-
-        def step(name, network):
-            grads[name] = any(p.grad is not None and bool(p.grad.any()) for p in outside)  # noqa: B023
-
-        capture(module, monkeypatch, step)
-        option = torch.randint(0, 4, (8,))
-        module.update_actor(torch.randn(8, 3), option)
-        assert all(p.requires_grad for p in module.critic.parameters())
-        module.update_options(torch.randn(8, 3), option, torch.zeros(8, dtype=bool))
-        assert {"actor", "option_policy", "termination"} <= set(grads)
-        assert not any(grads.values())
-
-
-@pytest.fixture
-def option_step(monkeypatch):
-    """One plain gradient step of update_options on K = 2; returns beta and pi before and after."""
-
-    def take(q_next, option, terminated):
-        module = make_module(num_options=2, option_entropy=0.0, termination_entropy=0.0, build=True)
-        next_obs = torch.randn(len(option), 3, generator=torch.Generator().manual_seed(1))
-
-        def step(name, network):
-            with torch.no_grad():
-                for p in network.parameters():
-                    if p.grad is not None:
-                        p.sub_(0.1 * p.grad)
-
-        capture(module, monkeypatch, step)
-        monkeypatch.setattr(module, "next_option_values", lambda x: q_next)
-        before = module.policy.beta(next_obs).detach(), module.policy.option_probs(next_obs).detach()
-        module.update_options(next_obs, option, terminated)
-        after = module.policy.beta(next_obs).detach(), module.policy.option_probs(next_obs).detach()
-        return before, after
-
-    return take
-
-
-def test_termination_falls_where_the_advantage_is_positive_and_rises_where_negative(option_step):
-    q_next = torch.tensor([[1.0, 0.0]]).repeat(8, 1)
-    alive = torch.zeros(8, dtype=torch.bool)
-    (beta, _), (after, _) = option_step(q_next, torch.zeros(8, dtype=torch.int64), alive)
-    assert (after[:, 0] < beta[:, 0]).all()
-    (beta, _), (after, _) = option_step(q_next, torch.ones(8, dtype=torch.int64), alive)
-    assert (after[:, 1] > beta[:, 1]).all()
-
-
-def test_option_policy_climbs_to_the_better_option(option_step):
-    q_next = torch.tensor([[1.0, 0.0]]).repeat(8, 1)
-    (_, probs), (_, after) = option_step(q_next, torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.bool))
-    assert (after[:, 0] > probs[:, 0]).all()
-
-
-def test_nothing_is_learned_about_options_where_the_episode_ended(option_step):
-    q_next = torch.tensor([[1.0, 0.0]]).repeat(8, 1)
-    before, after = option_step(q_next, torch.zeros(8, dtype=torch.int64), torch.ones(8, dtype=torch.bool))
-    for left, right in zip(before, after):
-        assert torch.equal(left, right)
 
 
 def test_terminated_rows_reach_the_target_as_such():

@@ -102,8 +102,10 @@ class ReplayMemory:
         if length > 1:
             shape = (num_updates, batch_size, length)
             # A loss masks by multiplication, and 0 * NaN of a quarantined or half-written row would still be NaN.
-            drawn.rows[~drawn.valid] = 0.0
-            drawn.next_obs[~drawn.valid] = 0.0
+            # NumPy writes by mask at a tenth of torch's cost.
+            invalid = ~drawn.valid.numpy()
+            drawn.rows.numpy()[invalid] = 0.0
+            drawn.next_obs.numpy()[invalid] = 0.0
         return ReplayBatch(
             drawn.rows.view(*shape, -1),
             drawn.next_obs.view(*shape, -1),
@@ -140,7 +142,7 @@ class ReplayMemory:
         trusted = self._copy(ring, flat, steps, lanes, span[1], got)
         index = torch.from_numpy(places)
         for target, part in zip(drawn, got, strict=True):
-            target[index] = part
+            target.index_copy_(0, index, part)
         return ~trusted
 
     def _copy(
@@ -154,7 +156,8 @@ class ReplayMemory:
         steps = begin[:, None] + np.arange(length + 1)
         index = torch.from_numpy((steps % ring.num_steps) * ring.num_lanes + lanes[:, None])
         torch.index_select(flat, 0, index[:, :-1].flatten(), out=got.rows.view(-1, self.layout.words))
-        successor = flat[index[:, -1]]  # of the last row; those of the others are rows of the segment
+        # Of the last row only; the successors of the others are rows of the segment.
+        successor = torch.index_select(flat, 0, index[:, -1])
         got.next_obs[:, :-1] = got.rows[:, 1:, :obs_size]
         got.next_obs[:, -1] = successor[:, :obs_size]
 
@@ -177,7 +180,7 @@ class ReplayMemory:
         """Put true final observations in place of next ones; returns [M, L] which did not ask for a lost one."""
         wanted = ((flags & HAS_FINAL) != 0) & fine
         index = self.layout.view(got.rows.numpy(), "final_index").astype(np.int64)
-        got.next_obs[torch.from_numpy(wanted)] = torch.from_numpy(ring.finals[index[wanted] % ring.num_finals])
+        got.next_obs.numpy()[wanted] = ring.finals[index[wanted] % ring.num_finals]
         # Up to one entry per lane may be in the writing without being counted yet.
         return ~wanted | (index >= ring.finals_written - ring.num_finals + ring.num_lanes)
 

@@ -2,7 +2,8 @@
 
 Protocol, the same for every simulator and interpreter:
 
-* standard input: JSON lines from the learner. The first holds the settings; later ones are commands of an evaluator.
+* standard input: JSON lines from the learner. The first holds the settings; later ones are commands: ``configure``
+  with settings of the simulator, which takes effect between two steps, and the requests of an evaluator.
   Its end of file means that the learner has gone: the worker then ends at once, whatever it is doing.
 * message descriptor (given in the settings): JSON lines to the learner (``ready``, ``episodes``, ``evaluated``,
   ``error``). Its end of file tells the learner that the worker has gone.
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -93,6 +94,7 @@ def run(settings: Dict[str, Any], pipe: MessagePipe, commands: queue.Queue) -> N
         if settings["mode"] == "describe":
             pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions)
             return
+        configure(env, settings.get("configure"))  # what was changed before this process was started
         agent = OptionAgent(num_lanes=env.num_envs, seed=settings["seed"], **settings["agent"])
         mailbox = Mailbox(agent.policy.flat_size, settings["mailbox_fd"])
         pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions)
@@ -100,6 +102,19 @@ def run(settings: Dict[str, Any], pipe: MessagePipe, commands: queue.Queue) -> N
         serve(settings, env, agent, mailbox, control, pipe, commands)
     finally:
         env.close()
+
+
+def configure(env: VectorEnv, settings: Optional[Dict[str, Any]]) -> None:
+    """Change settings of the running simulator, if there are any to change."""
+    if settings:
+        env.configure(**settings)
+        log.info("configured: %s", ", ".join("%s %s" % item for item in sorted(settings.items())))
+
+
+def follow_commands(env: VectorEnv, commands: queue.Queue) -> None:
+    """Carry out what the learner has sent; never waits."""
+    while not commands.empty():  # this thread alone takes from it
+        configure(env, commands.get()["configure"])
 
 
 def collect(
@@ -115,12 +130,14 @@ def collect(
 
     collector = Collector(env, agent, ring, mailbox, control, report, settings["seed"], settings["pull_every"])
     while not control.stop:
+        follow_commands(env, commands)
         if ring.head < control.steps_allowed:
             collector.step()
             continue
         started = time.perf_counter()
         while ring.head >= control.steps_allowed and not control.stop:
             control.beat(phases.WAIT)
+            follow_commands(env, commands)
             time.sleep(WAIT_SECONDS)
         control.timers[phases.TIMERS.index("wait")] += time.perf_counter() - started
 
@@ -136,6 +153,9 @@ def serve_evaluations(
         try:
             command = commands.get(timeout=0.2)
         except queue.Empty:
+            continue
+        if "configure" in command:
+            configure(env, command["configure"])
             continue
         puller.pull()
         student = command.get("student", False)

@@ -37,7 +37,7 @@ def update_actor(module: OptionCritic, rows: Minibatch) -> None:
     module.record("loss/actor", loss)
     if module.reference_policy is not None:
         loss = loss + distillation_loss(module, rows, raw, weight)
-    if module.diversity.bonus > 0:
+    if module.diversity.bonus > 0 and module.settings.num_options > 1:
         loss = loss - module.diversity.bonus * option_spread(module, rows, raw if all_options else None)
     module.descend("actor", loss, actor)
     module.critic.requires_grad_(True)

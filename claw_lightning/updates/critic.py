@@ -73,35 +73,49 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
             trace = returns.retrace_trace(log_ratio(module, rows), h.trace, switched_here(module, rows))
         target = returns.retrace_targets(q_target, rows.reward, rows.terminated, rows.valid, arrival, trace, h.gamma)
         q = module.critic(obs, rows.action.flatten(0, 1), option)
-        loss = losses.critic_loss(q, target.flatten(), rows.valid.flatten().float())
+        weight, valid = row_weight(module, rows), rows.valid.float()
+        loss = losses.critic_loss(q, target.flatten(), (valid if weight is None else weight * valid).flatten())
     else:
+        ended, capped, cost = ended_after(rows), capped_after(module, rows), module.next_values.cost
         if h.n_step_form == "executed":
-            target = returns.executed_path_return(rows.reward, rows.terminated, rows.valid, arrival, h.gamma)
+            target = returns.executed_path_return(
+                rows.reward, rows.terminated, rows.valid, arrival, h.gamma,
+                ended=ended, by_cap=capped, deliberation_cost=cost,
+            )  # fmt: skip
         else:
-            ended, by_cap = ended_after(rows)
             target = returns.cut_at_switch_return(
-                rows.reward, rows.terminated, rows.valid, ended, by_cap, arrival,
-                losses.state_value(q_next, probs).view(shape), module.next_values.cost, h.gamma,
+                rows.reward, rows.terminated, rows.valid, ended, capped, arrival,
+                losses.state_value(q_next, probs).view(shape), cost, h.gamma,
             )  # fmt: skip
         first = rows.step(0)
         q = module.critic(first.obs, first.action, first.option)
-        loss = losses.critic_loss(q, target)
+        loss = losses.critic_loss(q, target, row_weight(module, first))
     module.descend("critic", loss, module.critic, counted)
     module.record("loss/critic", loss)
     module.record("q/mean", q)
 
 
-def ended_after(rows: Minibatch) -> tuple[Tensor, Tensor]:
-    """Whether the option of each step ended in the next state, and whether by the cap: [B, L] bool.
+def ended_after(rows: Minibatch) -> Tensor:
+    """Whether the option of each step ended in the next state, [B, L] bool.
 
     The next row knows; after the last one of a segment nothing is known, and the return goes on there.
     """
     assert rows.valid is not None
     assert rows.switched is not None
-    assert rows.by_cap is not None
     none = torch.zeros_like(rows.valid[:, :1])
-    ended = torch.cat((rows.switched[:, 1:] & rows.valid[:, 1:], none), 1)
-    return ended, torch.cat((rows.by_cap[:, 1:] & rows.valid[:, 1:], none), 1)
+    return torch.cat((rows.switched[:, 1:] & rows.valid[:, 1:], none), 1)
+
+
+def capped_after(module: OptionCritic, rows: Minibatch) -> Tensor:
+    """Whether the option of each step reached its longest duration on arriving in the next state, [B, L] bool.
+
+    Told by the age, whatever termination's draw was: the next row's flag knows only of options that were drawn to live.
+    """
+    assert rows.age is not None
+    longest = module.settings.max_option_duration
+    if longest == 0 or module.settings.num_options == 1:
+        return torch.zeros_like(rows.terminated)
+    return rows.age + 1 >= longest
 
 
 def switched_here(module: OptionCritic, rows: Minibatch) -> Tensor | None:

@@ -102,14 +102,17 @@ def distillation_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight
     return distillation_coefficient(module) * divergence
 
 
-def option_distillation_loss(module: OptionCritic, rows: Minibatch) -> Tensor:
-    """Coefficient x divergence of termination from the reference's, at s where the option is active."""
-    reference = module.reference_policy
-    assert reference is not None
+def option_distillation_losses(module: OptionCritic, rows: Minibatch) -> tuple[Tensor, Tensor]:
+    """Coefficient x divergences of option policy and termination from the reference's, at s; 0 where it has none."""
+    reference, policy = module.reference_policy, module.policy
+    if reference is None or reference.num_options == 1:
+        return torch.zeros((), device=rows.obs.device), torch.zeros((), device=rows.obs.device)
     obs = reference_obs(module, rows)
     with torch.no_grad():
-        theirs = reference.beta(obs)
-    return distillation_coefficient(module) * losses.bernoulli_kl(theirs, module.policy.beta(rows.obs)).mean()
+        probs, beta = reference.option_probs(obs), reference.beta(obs)
+    choices = losses.categorical_kl(probs, policy.option_probs(rows.obs)).mean()
+    ends = losses.bernoulli_kl(beta, policy.beta(rows.obs)).mean()
+    return distillation_coefficient(module) * choices, distillation_coefficient(module) * ends
 
 
 def distillation_coefficient(module: OptionCritic) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from claw_lightning import losses
 from claw_lightning.minibatch import Minibatch
-from claw_lightning.updates.distillation import option_distillation_loss
+from claw_lightning.updates.distillation import option_distillation_losses
 
 if TYPE_CHECKING:
     from claw_lightning.module import OptionCritic
@@ -44,20 +44,19 @@ def update_options(module: OptionCritic, rows: Minibatch) -> None:
     q, probs = module.option_values(states), policy.option_probs(states)
     q_next, probs_next = q[: len(next_obs)], probs[: len(next_obs)]
     beta = policy.beta(next_obs)
+    choices_apart, ends_apart = option_distillation_losses(module, rows)
     scale = scale_of_advantages(module, losses.advantage(q_next, probs_next.detach()))
     if not isinstance(h.option_selection, int) and h.option_selection != "random":
         ending = (arriving * beta).sum(1).detach()
         choosing = torch.cat((ending, torch.ones(len(opening), device=ending.device)))
         policy_loss = losses.option_policy_loss(probs, q / scale, choosing)
         entropy = losses.weighted_mean(losses.categorical_entropy(probs), choosing)
-        module.descend("option_policy", policy_loss - h.option_entropy * entropy, policy.option_policy)
+        module.descend("option_policy", policy_loss - h.option_entropy * entropy + choices_apart, policy.option_policy)
         module.record("loss/option_policy", policy_loss)
     cost = policy.switch_cost / scale
     termination_loss = losses.termination_loss(beta, q_next / scale, probs_next.detach(), cost, arriving)
     entropy = losses.weighted_mean(losses.bernoulli_entropy(beta), arriving)
-    total = termination_loss - h.termination_entropy * entropy
-    if module.reference_policy is not None and module.reference_policy.num_options > 1:
-        total = total + option_distillation_loss(module, rows)
+    total = termination_loss - h.termination_entropy * entropy + ends_apart
     module.descend("termination", total, policy.termination)
     watch_options(module, beta.detach(), arriving, rows.option, scale)
     for name, value in (

@@ -18,7 +18,12 @@ from torch.nn import functional as F
 from claw_lightning import losses, returns
 from claw_lightning.minibatch import Minibatch
 from claw_lightning.updates.critic import executed_raw
-from claw_lightning.updates.distillation import distillation_loss, move_reference, update_student
+from claw_lightning.updates.distillation import (
+    distillation_loss,
+    move_reference,
+    option_distillation_losses,
+    update_student,
+)
 from claw_lightning.updates.options import update_options, update_state_value, watch_options
 from claw_lightning.updates.rows import executed_probs
 
@@ -41,6 +46,8 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     update_option_values(module, rows, values, advantage, rho, weight, counted=last)
     update_actor(module, rows, raw, log_ratio, advantage, weight)
     steps = valid_steps(rows)
+    if every:
+        steps.weight = weight[rows.valid]
     if module.updates % module.settings.option_delay == 0:
         if every:
             update_options(module, steps)
@@ -49,9 +56,7 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     if module.policy.student is not None:
         update_student(module, steps)
     if module.distillation.kind == "target":
-        move_reference(
-            module,
-        )
+        move_reference(module)
     if last:
         update_state_value(module, steps.obs, module.option_values(steps.obs))
 
@@ -172,34 +177,36 @@ def update_executed_choices(
     """Option policy and termination together, from the options that were executed (the high level of DAC).
 
     The choice at step k is o_k given o_{k-1}, of probability p(o_k | s_k, o_{k-1}), which holds beta and pi_Omega
-    both. Its advantage is Q_Omega(s_k, o_k) + A_k over U(s_k, o_{k-1}), or over V(s_0) at first steps.
+    both. Its advantage is Q_Omega(s_k, o_k) + A_k over U(s_k, o_{k-1}), or over V(s_0) at first steps, both without
+    the cost of this very switch: that one is c beta in the mean, whose gradient needs no sample.
     """
     settings, policy, h = module.policy_gradient, module.policy, module.settings
     assert settings is not None
     assert rows.valid is not None
     assert rows.previous is not None
-    assert rows.switched is not None
     assert rows.log_prob_option is not None
     probs, beta = policy.option_probs(rows.obs), policy.beta(rows.obs)
+    previous = rows.previous.clamp_min(0).unsqueeze(-1)
     with torch.no_grad():
         q = values[0]
-        arriving = losses.arrival_value(q, probs, beta, policy.switch_cost)
-        before = arriving.gather(-1, rows.previous.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        before = losses.arrival_value(q, probs, beta, 0.0).gather(-1, previous).squeeze(-1)
         opening = rows.previous < 0
         baseline = torch.where(opening, losses.state_value(q, probs), before)
-        executed = q.gather(-1, rows.option.unsqueeze(-1)).squeeze(-1) + advantage
-        gain = executed - policy.switch_cost * (rows.switched & ~opening) - baseline
+        gain = q.gather(-1, rows.option.unsqueeze(-1)).squeeze(-1) + advantage - baseline
     chosen = losses.executed_probs(probs, beta, rows.previous).gather(-1, rows.option.unsqueeze(-1)).squeeze(-1)
     weight = rows.valid.float()
     scale = losses.weighted_mean(gain.square(), weight).sqrt().clamp_min(1e-8)
     log_ratio = chosen.clamp_min(1e-12).log() - rows.log_prob_option
     loss = losses.clipped_surrogate_loss(log_ratio, gain / scale, settings.surrogate_clip, weight)
+    ends = beta.gather(-1, previous).squeeze(-1) * ~opening
+    loss = loss + policy.switch_cost / scale * losses.weighted_mean(ends, weight)
     entropies = h.option_entropy * losses.categorical_entropy(probs)
     entropies = entropies + h.termination_entropy * losses.bernoulli_entropy(beta).mean(-1)
-    total = loss - 0.1 * losses.weighted_mean(entropies, weight)
+    choices_apart, ends_apart = option_distillation_losses(module, valid_steps(rows))
+    total = loss - 0.1 * losses.weighted_mean(entropies, weight) + choices_apart + ends_apart
     module.descend_together({"option_policy": policy.option_policy, "termination": policy.termination}, total)
     arrived = F.one_hot(rows.previous.clamp_min(0), h.num_options) * (rows.valid & ~opening).unsqueeze(-1)
-    watch_options(module, beta.detach(), arrived.float(), rows.option.flatten(), scale)
+    watch_options(module, beta.detach(), arrived.float(), rows.option[rows.valid], scale)
     module.record("loss/option_policy", loss)
     module.record("option/policy_entropy", losses.categorical_entropy(probs.detach()))
     module.record("option/beta", beta)

@@ -21,7 +21,7 @@ def learning_rows(module: OptionCritic, rows: Minibatch) -> Minibatch:
         weight = inferred_options(module, rows) if h.option_inference == "filter" else None
         rows = rows.last_step() if h.option_inference == "filter" else rows.step(0)
         rows.weight = weight
-    elif h.all_options > 0:
+    elif h.all_options > 0 and h.num_options > 1:
         assert rows.previous is not None
         executed = executed_probs(module, rows)
         rows.weight = losses.learning_weights(rows.option, executed, h.all_options)
@@ -56,7 +56,7 @@ def inferred_options(module: OptionCritic, rows: Minibatch) -> Tensor:
 
 def row_weight(module: OptionCritic, rows: Minibatch) -> Tensor | None:
     """Weight of each row and option in the losses of critic and actor: [B], [B, K], or None (all alike)."""
-    if not module.diversity.adaptive_weights:
+    if not module.diversity.adaptive_weights or module.settings.num_options == 1:
         return rows.weight
     with torch.no_grad():
         factor = 1.0 / (len(module.option_shares) * module.option_shares)

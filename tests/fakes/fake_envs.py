@@ -48,6 +48,7 @@ class CountingEnv(VectorEnv):
         self.count = np.zeros(num_envs, int)
         self.over = np.zeros(num_envs, bool)
         self.steps = 0
+        self.bonus = 0.0
         self.actions = []  # type: list
         self.seeds = []  # type: list
 
@@ -76,7 +77,7 @@ class CountingEnv(VectorEnv):
         self.episode += border
         self.count = np.where(border, 0, self.count + 1)
         done = self.count >= self.lengths
-        reward = self.count.astype(np.float32)
+        reward = self.count.astype(np.float32) + np.float32(self.bonus)
         if self.steps in self.nan_reward:
             reward[0] = np.nan
         obs, final, has_final = self._obs(), None, None
@@ -105,6 +106,15 @@ def quit_like_a_simulator() -> None:
     """End the interpreter with status 0, as isaacgymenvs does when it cannot start."""
     print("the simulator needs a license")
     sys.exit(0)
+
+
+class ConfigurableEnv(CountingEnv):
+    """Its ``bonus`` is added to every reward and can be changed while it runs."""
+
+    def configure(self, **settings: Any) -> None:
+        if sorted(settings) != ["bonus"] or not settings["bonus"] >= 0:
+            raise EnvError("this hand has no %s" % sorted(settings.items()))
+        self.bonus = settings["bonus"]
 
 
 class WrongOutput(CountingEnv):

@@ -31,12 +31,14 @@ def test_flat_round_trip(changes):
     source, target = make(0, **changes), make(1, **changes)
     source.normalizer.mean.fill_(0.25)
     source.exploration.copy_(torch.tensor([0.5, 0.0]))
+    source.switch_cost.fill_(0.125)
     values = source.flatten()
     assert values.shape == (source.flat_size,) and values.dtype == np.float32
-    assert source.flat_size == sum(p.numel() for p in source.parameters()) + 2 * 3 + 2
+    assert source.flat_size == sum(p.numel() for p in source.parameters()) + 2 * 3 + 2 + 1
     target.load_flat(values)
     for (name, a), (_, b) in zip(source.state_dict().items(), target.state_dict().items()):
         assert torch.equal(a, b), name
+    assert float(target.switch_cost) == 0.125
     values[:] = 9.0  # the policy keeps no reference to the letter
     assert torch.equal(target.actor.obs_layer.weight, source.actor.obs_layer.weight)
 

@@ -124,6 +124,19 @@ class VectorEnv:
         """Vectorised reward of goal-conditioned tasks: [B, G], [B, G] -> [B]."""
         raise EnvError("task %s has no goal-conditioned reward" % self.spec.task)
 
+    def configure(self, **settings: Any) -> None:
+        """Change settings of the running simulator, from the next step on: episodes go on where they are.
+
+        Values are numbers, texts or switches. They outlast resets. Either all of them are changed or none.
+
+        Raises:
+            EnvError: the simulator has no such setting, or not of this value; the message names it.
+        """
+        raise EnvError(
+            "settings (%s) of task %s cannot be changed while it runs; give them in data.env.init_args, or write an "
+            "adapter that implements configure" % (", ".join(sorted(settings)), self.spec.task)
+        )
+
     def close(self) -> None:
         """Release the simulator. Called once; may be a no-op."""
 

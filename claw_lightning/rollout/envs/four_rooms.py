@@ -11,6 +11,7 @@ from claw_lightning.rollout.envs.gymnasium_env import one_line, unknown_task
 
 TASK = "FourRooms"
 DYNAMICS = ("moc", "jeanharb")
+INIT_ARGS = "data.env.init_args"
 
 #: Rows from north to south. Cells (dots) are numbered along the rows; the east doorway, between the two rooms on the
 #: right, is row 7, column 9 and thereby number 62.
@@ -94,9 +95,9 @@ class FourRoomsEnv(VectorEnv):
 
     The world is that of Sutton, Precup and Singh (1999). Bacon, Harb and Precup (2017, "The Option-Critic
     Architecture", arXiv 1609.05140) put the goal in the east doorway and later move it into the lower right room;
-    Klissarov and Precup (2021, "Flexible Option Learning", MOC, arXiv 2112.03097) use another dynamics. Both papers
-    describe slips into "one of the other three directions", and neither program does that. Implemented here is what
-    the published programs do:
+    Klissarov and Precup (2021, "Flexible Option Learning", MOC, arXiv 2112.03097) use another dynamics. The
+    programs published with both papers document slips into "one of the other three directions" but do something else,
+    which is what is implemented here:
 
     * ``moc``: with probability ``slip`` the action is replaced by a step to one of the cell's free neighbours, all
       equally likely; the wanted one may be among them, and a slip never ends at a wall.
@@ -108,9 +109,9 @@ class FourRoomsEnv(VectorEnv):
     A uniformly random policy needs 459, 430 and 502. :func:`optimal_steps` computes the optima for any setting.
 
     Where the goal moves, it moves once, for all lanes at once: a lane in the middle of its episode goes on towards the
-    new goal. Each simulator counts its own episodes and draws its own goal, so this wants one worker
-    (``data.num_workers: 1``). An evaluator starts with the first goal at each evaluation, and so do restarted workers
-    and resumed runs.
+    new goal, and one that stands there already has to end a step there. Each simulator counts its own episodes and
+    draws its own goal, so this wants one worker (``data.num_workers: 1``). An evaluator starts with
+    the first goal at each evaluation, and so do restarted workers and resumed runs.
 
     Args:
         task: ``FourRooms``; there is no other.
@@ -153,8 +154,7 @@ class FourRoomsEnv(VectorEnv):
             raise EnvError(
                 "data.env.init_args.dynamics: '%s' is not known; use %s" % (one_line(dynamics), " or ".join(DYNAMICS))
             )
-        if isinstance(slip, bool) or not isinstance(slip, (int, float)) or not 0.0 <= slip < 1.0:
-            raise EnvError("data.env.init_args.slip: must be a number from 0 to below 1, not %s" % one_line(slip))
+        _check_slip(slip)
         _check_whole("goal", goal, 0, NUM_CELLS - 1)
         _check_whole("move_goal_after", move_goal_after, 0)
         _check_whole("max_episode_steps", max_episode_steps, 1)
@@ -238,11 +238,11 @@ class FourRoomsEnv(VectorEnv):
         self._ended = terminated | truncated
         self._elapsed[self._ended] = 0
 
-        restarts = np.flatnonzero(is_border)
-        self._cell[restarts] = self._starts(len(restarts))
         self.finished += int(self._ended.sum())
         if 0 < self._move_goal_after <= self.finished:
             self.goal = self._next_goal
+        restarts = np.flatnonzero(is_border)  # after the goal has moved: no episode starts in it
+        self._cell[restarts] = self._starts(len(restarts))
         return StepResult(
             obs=self._obs(),
             reward=terminated.astype(np.float32),
@@ -253,6 +253,24 @@ class FourRoomsEnv(VectorEnv):
             is_border=is_border,
             info={"success": terminated.astype(np.float32)},
         )
+
+    def configure(self, **settings: Any) -> None:
+        """See :meth:`VectorEnv.configure`: ``slip``, and ``goal`` unless ``move_goal_after`` moves it.
+
+        A new goal is also the one that a reset with a seed returns to.
+        """
+        slip, goal = settings.pop("slip", self._slip), settings.pop("goal", self._first_goal)
+        if settings:
+            raise EnvError("FourRooms has no setting '%s' to change; use slip or goal" % "', '".join(sorted(settings)))
+        _check_slip(slip, "FourRooms")
+        if isinstance(goal, float) and goal.is_integer():  # whoever sends numbers may know no others
+            goal = int(goal)
+        _check_whole("goal", goal, 0, NUM_CELLS - 1, "FourRooms")
+        if goal != self._first_goal and self._move_goal_after:
+            raise EnvError("FourRooms.goal: move_goal_after moves it already; set data.env.init_args.move_goal_after 0")
+        self._slip = slip
+        if goal != self._first_goal:
+            self.goal = self._first_goal = goal
 
     def _checked(self, action: np.ndarray) -> np.ndarray:
         action = np.asarray(action)
@@ -275,8 +293,13 @@ class FourRoomsEnv(VectorEnv):
         return np.where(slips, _AROUND[origin, choice], wanted)
 
 
-def _check_whole(name: str, value: Any, least: int, most: Optional[int] = None) -> None:
+def _check_slip(slip: Any, group: str = INIT_ARGS) -> None:
+    if isinstance(slip, bool) or not isinstance(slip, (int, float)) or not 0.0 <= slip < 1.0:
+        raise EnvError("%s.slip: must be a number from 0 to below 1, not %s" % (group, one_line(slip)))
+
+
+def _check_whole(name: str, value: Any, least: int, most: Optional[int] = None, group: str = INIT_ARGS) -> None:
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):
         wanted = "of at least %d" % least if most is None else "from %d to %d" % (least, most)
-        raise EnvError("data.env.init_args.%s: must be a whole number %s, not %s" % (name, wanted, one_line(value)))
+        raise EnvError("%s.%s: must be a whole number %s, not %s" % (group, name, wanted, one_line(value)))

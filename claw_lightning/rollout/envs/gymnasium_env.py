@@ -352,9 +352,44 @@ class GymnasiumEnv(VectorEnv):
             )
         return reward
 
+    def configure(self, **settings: Any) -> None:
+        """See :meth:`VectorEnv.configure`: attributes of the unwrapped tasks that hold a number, text or switch.
+
+        An attribute that a task reads only while it is built has no effect any more.
+        """
+        tasks = [env.unwrapped for env in self._vector.envs]
+        # All are looked at before one is changed.
+        changes = [(task, name, self._fitting(task, name, settings[name])) for task in tasks for name in settings]
+        for task, name, value in changes:
+            setattr(task, name, value)
+
+    def _fitting(self, task: Any, name: str, value: Any) -> Any:
+        """The value in the kind of the attribute that it is to replace."""
+        where = "attribute '%s' of task %s" % (name, one_line(self._task))
+        if name.startswith("_") or not hasattr(task, name):
+            raise EnvError("%s cannot be changed: there is none" % where)
+        defined = getattr(type(task), name, None)
+        if isinstance(defined, property) and defined.fset is None:
+            raise EnvError("%s cannot be changed: the task computes it" % where)
+        present = getattr(task, name)
+        if _kind(present) is None or _kind(present) != _kind(value):
+            raise EnvError("%s cannot be changed from %s to %s" % (where, one_line(present), one_line(value)))
+        # Whoever sends numbers may know no whole ones.
+        is_whole = isinstance(present, (int, np.integer)) and isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole else value
+
     def close(self) -> None:
         """See :meth:`VectorEnv.close`."""
         self._vector.close()
+
+
+def _kind(value: Any) -> Optional[str]:
+    """What may take the place of a value; None for arrays, functions and other objects, which nothing here replaces."""
+    if isinstance(value, (bool, np.bool_)):
+        return "switch"
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return "number"
+    return "text" if isinstance(value, str) else None
 
 
 def _import_gymnasium() -> Any:
