@@ -144,8 +144,8 @@ MUTATIONS = (
     Mutation(
         "switch-not-seen",
         UPDATES,
-        "ended = torch.cat((rows.switched[:, 1:] & rows.valid[:, 1:], none), 1)",
-        "ended = torch.cat((none, rows.switched[:, 1:] & rows.valid[:, 1:]), 1)",
+        "return torch.cat((rows.switched[:, 1:] & rows.valid[:, 1:], none), 1)",
+        "return torch.cat((none, rows.switched[:, 1:] & rows.valid[:, 1:]), 1)",
         T_FAULTS,
     ),
     Mutation(
@@ -168,6 +168,13 @@ MUTATIONS = (
         "following = torch.where(going_on[:, k], total - toll[:, k], bootstrap[:, k])",
         "following = torch.where(going_on[:, k], total, bootstrap[:, k])",
         T_RETURNS,
+    ),
+    Mutation(
+        "cost-dropped-on-the-path-in-update",
+        UPDATES,
+        "ended=ended, by_cap=capped, deliberation_cost=cost,",
+        "ended=ended, by_cap=capped, deliberation_cost=0.0,",
+        T_FAULTS,
     ),
     Mutation(
         "terminal-mask-dropped-in-return",

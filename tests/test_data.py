@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 
 import lightning.pytorch as pl
 import pytest
@@ -12,6 +14,8 @@ from claw_lightning import data as data_room
 from claw_lightning.data import EnvConfig, ReplayDataModule
 from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.hooks import UpdateCallback
+from tests.builders import FAKES
+from tests.fakes.fake_envs import ConfigurableEnv
 from tests.runs import fit_lockstep, make_data, make_module, tensors
 
 
@@ -231,3 +235,95 @@ def test_overlapped_run_and_evaluation_in_processes_of_their_own(tmp_path):
         "worker_1.log",
     ]
     assert data.pool.workers == [] and data._evaluator is None
+
+
+# -- settings of running simulators -------------------------------------------------------------------------------
+
+CONFIGURABLE = EnvConfig(f"{ConfigurableEnv.__module__}.ConfigurableEnv")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None, [1.0], torch.tensor(1.0)])
+def test_settings_of_simulators_that_no_pipe_carries_are_named(value):
+    with pytest.raises(ConfigError, match="configure_envs: bonus is"):
+        make_data(env=CONFIGURABLE).configure_envs(bonus=value)
+
+
+def test_lock_step_is_configured_at_once_and_evaluations_only_on_request(tmp_path):
+    class Change(UpdateCallback):
+        def __init__(self):
+            self.before = self.after = None
+            self.returns = []
+
+        def on_batch_sampled(self, trainer, module, batch):
+            data = trainer.datamodule
+            simulator = data._local[0].env
+            if self.before is not None:
+                return
+            self.before = simulator.bonus
+            for evaluation in (False, True):
+                self.returns.append(self.evaluate(data, module))
+                data.configure_envs(bonus=100, evaluation=evaluation)
+            self.returns.append(self.evaluate(data, module))
+            self.after = simulator.bonus
+            data.configure_envs()
+            with pytest.raises(ConfigError, match="this hand has no.*mass"):
+                data.configure_envs(mass=1.0)
+
+        @staticmethod
+        def evaluate(data, module):
+            return sorted(data.evaluate(module.policy, module.agent_settings(), 2, 1)["return"])
+
+    change, data = Change(), {"env": CONFIGURABLE}
+    fit_lockstep(tmp_path, callbacks=[change], data=data, limit_val_batches=0)
+    assert (change.before, change.after) == (0.0, 100)
+    assert change.returns == [[6.0, 15.0], [6.0, 15.0], [306.0, 515.0]]
+
+
+def test_what_was_configured_before_the_start_holds_from_the_first_step(tmp_path):
+    class Early(pl.Callback):
+        def on_fit_start(self, trainer, module):
+            trainer.datamodule.configure_envs(bonus=100)
+
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            self.lowest = float(batch.reward.min())
+
+    early = Early()
+    fit_lockstep(tmp_path, callbacks=[early], data={"env": CONFIGURABLE}, limit_val_batches=0)
+    assert early.lowest >= 100
+
+
+@pytest.mark.slow
+def test_workers_are_configured_and_so_are_those_that_take_their_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(FAKES)
+
+    class Script(UpdateCallback):
+        """Configures, waits until both workers' rows show it, kills one, and stops at its successor's rows."""
+
+        killed_at = rewards = None
+
+        def on_batch_sampled(self, trainer, module, batch):
+            data = trainer.datamodule
+            rings, worker = data.memory.rings, data.pool.workers[0]
+            if module.updates == 0:
+                data.configure_envs(bonus=100)
+            elif self.killed_at is None and all(self.reward(ring, ring.head - 1) >= 100 for ring in rings):
+                os.kill(worker.process.pid, signal.SIGKILL)
+                worker.process.wait()
+                self.killed_at = rings[0].head
+            elif self.killed_at is not None and rings[0].head >= self.killed_at + 4:
+                self.rewards = [self.reward(rings[0], self.killed_at + step) for step in range(4)]
+                self.restarts = data.pool.restarts
+                trainer.should_stop = True
+
+        @staticmethod
+        def reward(ring, step):
+            return float(ring.layout.view(ring.rows[step % ring.num_steps], "reward").min())
+
+    script = Script()
+    data = {
+        "env": EnvConfig("fake_envs.ConfigurableEnv"), "mode": "overlapped", "num_workers": 2, "envs_per_worker": 2,
+        "max_env_steps": 0, "capacity": 20_000,
+    }  # fmt: skip
+    fit_lockstep(tmp_path, callbacks=[script], data=data, limit_val_batches=0)
+    # Its first row is in the first step of an episode, which pays 1.
+    assert script.restarts == 1 and script.rewards[0] == 101.0 and min(script.rewards) >= 100.0

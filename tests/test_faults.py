@@ -170,6 +170,12 @@ def test_two_steps_bootstrap_with_the_option_executed_last():
     assert root_target(module) == pytest.approx(0.99**2 * 100.0, rel=0.02)
 
 
+def test_a_switch_on_the_path_pays_its_cost():
+    settings = {"n_step": 2, "n_step_form": "executed", "initial_termination": 1e-4, "deliberation_cost": 50.0}
+    module, _ = learn(two_steps((0, 1), (0, SWITCHED)), constant(0.0, 100.0), **settings)
+    assert root_target(module) == pytest.approx(0.99**2 * 100.0 - 0.99 * 50.0, rel=0.02)
+
+
 def test_two_steps_cut_at_a_switch_bootstrap_with_choosing_afresh():
     settings = {"n_step": 2, "n_step_form": "switch", "initial_termination": 1e-4}
     # The second step pays 1,000 and belongs to another option: nothing of it may be seen.

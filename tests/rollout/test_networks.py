@@ -137,3 +137,41 @@ def test_unknown_initialisation_names_the_setting():
 def test_normalisation_switched_off_does_not_clip():
     policy = Policy(**policy_settings(normalize=False))
     assert policy.normalizer(torch.full((1, 3), 1e6)).tolist() == [[1e6] * 3]
+
+
+@pytest.mark.parametrize("actor", ["deterministic", "gaussian", "categorical"])
+def test_separate_heads_share_a_body_alone(actor):
+    policy = make(num_options=3, actor=actor, option_heads="separate").actor
+    assert policy.embedding is None
+    obs = torch.randn(5, 3)
+    raw = policy.forward_all(obs)
+    assert raw.shape == (5, 3, policy.out_size)
+    for option in range(3):
+        torch.testing.assert_close(policy(obs, torch.full((5,), option)), raw[:, option])
+    raw[:, 1].sum().backward()
+    last = policy.body[-1].weight.grad.view(3, policy.out_size, -1)
+    assert last[1].any() and not last[0].any() and not last[2].any()
+
+
+def test_categorical_actor():
+    actor = make(actor="categorical", action_size=4).actor
+    raw = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0]])
+    assert actor.mean_action(raw).tolist() == [[1.0], [3.0]]
+    got = actor.log_prob(raw, torch.tensor([[2.0], [3.0]]))
+    torch.testing.assert_close(got, raw.log_softmax(-1)[[0, 1], [2, 3]])
+
+
+def test_log_prob_of_stored_gaussian_actions_is_finite_at_the_bound():
+    actor = make(actor="gaussian").actor
+    raw = torch.tensor([[0.3, -0.2, -1.0, -1.0]])
+    torch.manual_seed(0)
+    action, log_prob = actor.sample(raw)
+    torch.testing.assert_close(actor.log_prob(raw, action), log_prob, rtol=1e-4, atol=1e-4)
+    assert torch.isfinite(actor.log_prob(raw, torch.tensor([[1.0, -1.0]]))).all()
+
+
+@pytest.mark.parametrize("selection, probs", [("random", [1 / 3] * 3), (2, [0.0, 0.0, 1.0])])
+def test_options_may_be_chosen_by_a_rule(selection, probs):
+    policy = make(num_options=3, option_selection=selection)
+    for shape in ((4,), (4, 2)):
+        torch.testing.assert_close(policy.option_probs(torch.randn(*shape, 3)), torch.tensor(probs).expand(*shape, 3))

@@ -221,3 +221,41 @@ def test_an_adapter_that_breaks_the_contract_ends_the_run_at_once(rig):
     with pytest.raises(WorkerError, match="observation of shape"):
         rig.until(lambda: False)
     assert rig.pool.restarts == 0
+
+
+# -- settings of the running simulator --------------------------------------------------------------------------------
+
+
+def test_configured_between_steps_and_while_waiting(rig):
+    rig = rig("fake_envs.ConfigurableEnv")
+    rig.pool.start()
+    rig.worker.control.steps_allowed = 10
+    rig.until(lambda: rig.ring.head == 10)
+    rig.worker.send({"configure": {"bonus": 100.0}})
+    rig.until(lambda: "configured: bonus 100.0" in rig.log_path.read_text())  # nothing was allowed meanwhile
+    rig.worker.control.steps_allowed = 12
+    rig.until(lambda: rig.ring.head == 12)
+    assert (rig.field("reward", 9) < 100).all() and (rig.field("reward", 10) >= 100).all()
+    assert not firsts(rig, 10).all()  # episodes go on
+    rig.worker.send({"configure": {"mass": 1.0}})
+    with pytest.raises(WorkerError, match="this hand has no.*mass") as caught:
+        rig.until(lambda: False)
+    assert "\n" not in str(caught.value) and rig.pool.restarts == 0
+
+
+def test_the_evaluator_is_configured_in_turn_with_its_requests(rig):
+    rig = rig("fake_envs.ConfigurableEnv", mode="evaluate")
+    rig.pool.start()
+    for message in ({"request": 1, "episodes": 2, "seed": 5}, {"configure": {"bonus": 100}},
+                    {"request": 2, "episodes": 2, "seed": 5}):  # fmt: skip
+        rig.worker.send(message)
+    rig.until(lambda: len(rig.messages) == 2)
+    assert [sorted(message["result"]["return"]) for message in rig.messages] == [[6.0, 15.0], [306.0, 515.0]]
+
+
+def test_what_cannot_be_changed_names_the_task():
+    from claw_lightning.rollout.envs.base import EnvError
+    from tests.fakes.fake_envs import CountingEnv
+
+    with pytest.raises(EnvError, match="mass.*task Counting cannot be changed while it runs; "):
+        CountingEnv().configure(mass=1.0)

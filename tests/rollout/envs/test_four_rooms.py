@@ -332,3 +332,39 @@ def test_wrong_use():
         with pytest.raises(ValueError, match="discrete actions"):
             act(env, wrong)
     act(env, 0.9999)  # rounded
+
+
+def test_slip_and_goal_change_while_it_runs():
+    env = FourRoomsEnv(num_envs=64, slip=0.9, goal=0)
+    env.reset()
+    env.configure(slip=0.0, goal=103.0)  # a curriculum sends floats
+    policy = best_actions(transition_matrix(slip=0.0), 103)
+    obs = env._obs()
+    expected = optimal_steps(transition_matrix(slip=0.0), 103)[cells_of(obs)]
+    arrived = np.zeros(64)
+    for step in range(1, int(expected.max()) + 1):
+        result = walk(env, obs, policy)
+        arrived[(arrived == 0) & result.terminated] = step
+        obs = result.obs
+    inside = expected > 0  # who stood in the new goal has to end a step there
+    assert (arrived[inside] == expected[inside]).all()
+    env.reset(5)
+    assert env.goal == 103, "it outlasts resets"
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"slip": 1.0}, "FourRooms.slip.*below 1"),
+        ({"goal": 2.5}, "FourRooms.goal.*whole"),
+        ({"goal": 104}, "FourRooms.goal.*103"),
+        ({"dynamics": "moc"}, "'dynamics'"),
+        ({"goal": 5}, "move_goal_after"),
+    ],
+)
+def test_a_change_that_is_refused_changes_nothing(settings, words):
+    env = FourRoomsEnv(move_goal_after=10)
+    with pytest.raises(EnvError, match=words) as caught:
+        env.configure(**{"slip": 0.5, **settings})
+    assert "\n" not in str(caught.value)
+    assert (env._slip, env.goal) == (SLIP, EAST_DOORWAY)

@@ -279,3 +279,43 @@ def test_hand_of_gymnasium_robotics(monkeypatch):
 def test_importing_the_package_imports_no_simulator():
     code = "import sys, claw_lightning.rollout.envs; assert not {'envpool', 'gymnasium', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Tunable(Counting):
+    friction, level, mode, damped, masses = 0.5, 2, "soft", False, np.ones(3)
+    weight = property(lambda self: 9.81)
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, self.friction * self.level, terminated, truncated, info
+
+
+gym.register("ClawTunable-v0", entry_point=Tunable, max_episode_steps=TIME_LIMIT)
+
+
+def test_attributes_of_the_running_tasks_change():
+    env = GymnasiumEnv("ClawTunable-v0", num_envs=2, seed=SEED)
+    env.reset()
+    assert (env.step(zeros(env)).reward == 1.0).all()
+    env.configure(friction=3, level=4.0, mode="hard", damped=True)
+    assert (env.step(zeros(env)).reward == 12.0).all()
+    env.reset(SEED)
+    assert (env.step(zeros(env)).reward == 12.0).all()
+    tasks = [one.unwrapped for one in env._vector.envs]
+    assert [(t.mode, t.damped, type(t.level)) for t in tasks] == [("hard", True, int)] * 2
+    assert (Tunable.friction, Tunable.level) == (0.5, 2)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("gravity", 1.0), ("_level", 1), ("mode", 1), ("level", "1"), ("damped", 1), ("masses", 1.0), ("step", 1.0),
+     ("weight", 1.0), ("action_space", 1)],
+)  # fmt: skip
+def test_attributes_that_cannot_change_are_named(name, value):
+    env = GymnasiumEnv("ClawTunable-v0", num_envs=2, seed=SEED)
+    with pytest.raises(EnvError, match="attribute '%s' of task ClawTunable-v0" % name) as caught:
+        env.configure(friction=3.0, **{name: value})
+    assert "\n" not in str(caught.value)
+    assert all(one.unwrapped.friction == 0.5 for one in env._vector.envs)
+    env.close()

@@ -1,0 +1,128 @@
+"""Settings that contradict each other are refused in one line that names both."""
+
+import pytest
+
+from claw_lightning.errors import ConfigError
+from claw_lightning.exploration import Exploration
+from claw_lightning.module import OptionCritic
+from claw_lightning.settings import Distillation, Diversity, PolicyGradient
+
+GAUSS = {"actor": "gaussian", "exploration": Exploration(kind="none")}
+
+
+@pytest.mark.parametrize(
+    "settings, first, second",
+    [
+        ({"min_option_duration": 5, "max_option_duration": 3}, "min_option_duration (5)", "max_option_duration (3)"),
+        ({"num_options": 1, "distillation": Distillation("student")}, "distillation.kind student", "num_options 1"),
+        ({"option_selection": 4}, "option_selection 4", "num_options 4"),
+        ({"option_selection": -1}, "option_selection -1", "num_options 4"),
+        ({"option_inference": "filter"}, "option_inference filter", "actor deterministic"),
+        ({"n_step": 3, "all_options": 0.5}, "n_step 3", "all_options 0.5"),
+        ({**GAUSS, "n_step": 3, "option_inference": "filter"}, "n_step 3", "option_inference filter"),
+        ({**GAUSS, "option_inference": "filter", "all_options": 0.5}, "option_inference filter", "all_options 0.5"),
+        ({"n_step": 3, "critic_atoms": 51}, "n_step 3", "critic_atoms 51"),
+        ({"critic_atoms": 51, "actor": "categorical"}, "critic_atoms 51", "actor categorical"),
+        ({"policy_gradient": PolicyGradient()}, "policy_gradient", "actor deterministic"),
+        ({**GAUSS, "policy_gradient": PolicyGradient(), "n_step": 3}, "policy_gradient", "n_step 3"),
+        ({**GAUSS, "policy_gradient": PolicyGradient(), "option_inference": "filter"},
+         "policy_gradient", "option_inference filter"),
+        ({**GAUSS, "policy_gradient": PolicyGradient(), "critic_atoms": 51}, "policy_gradient", "critic_atoms 51"),
+        ({**GAUSS, "policy_gradient": PolicyGradient(), "num_options": 1}, "policy_gradient", "num_options 1"),
+        ({**GAUSS, "policy_gradient": PolicyGradient(options="all"), "all_options": 0.5},
+         "policy_gradient.options all", "all_options 0.5"),
+        ({"actor": "gaussian", "exploration": Exploration(), "policy_gradient": PolicyGradient()},
+         "actor gaussian", "exploration.kind gaussian"),
+        ({"actor": "gaussian", "exploration": Exploration(kind="ornstein_uhlenbeck"), "option_inference": "filter"},
+         "actor gaussian", "exploration.kind ornstein_uhlenbeck"),
+        ({"actor": "gaussian", "exploration": Exploration(), "n_step": 3, "n_step_form": "retrace"},
+         "actor gaussian", "exploration.kind gaussian"),
+    ],
+)  # fmt: skip
+def test_contradictions_name_both_settings(settings, first, second):
+    with pytest.raises(ConfigError) as error:
+        OptionCritic(**settings)
+    text = str(error.value)
+    assert f"model.{first}" in text and f"model.{second}" in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_options": 1, "all_options": 0.5},
+        {"num_options": 1, "diversity": Diversity(bonus=1.0, adaptive_weights=True), "interruption": 0.1},
+        {"num_options": 1, "target_decision_rate": 0.2, "option_heads": "separate"},
+        {**GAUSS, "n_step": 3, "n_step_form": "retrace"},
+        {"actor": "gaussian", "exploration": Exploration(), "n_step": 3, "n_step_form": "switch"},
+        {"actor": "categorical", "option_inference": "filter"},
+        {"option_selection": 3},
+    ],
+)
+def test_what_fits_together_passes(settings):
+    OptionCritic(**settings)
+
+
+def test_no_noise_is_the_default_where_densities_of_stored_actions_are_used():
+    assert OptionCritic(actor="gaussian", option_inference="filter").exploration.kind == "none"
+    assert OptionCritic(actor="gaussian", policy_gradient=PolicyGradient()).exploration.kind == "none"
+    assert OptionCritic(actor="gaussian").exploration.kind == "gaussian"
+
+
+@pytest.mark.parametrize(
+    "group, settings, first, second",
+    [
+        (Distillation, {"kl_limit": 0.1, "final_coefficient": 0.0, "decay_steps": 5}, "kl_limit", "final_coefficient"),
+        (Distillation, {"final_coefficient": 0.0}, "final_coefficient", "decay_steps"),
+        (Distillation, {"decay_steps": 10}, "final_coefficient", "decay_steps"),
+        (Distillation, {"kind": "teacher"}, "kind", "teacher"),
+        (Distillation, {"kind": "target", "teacher": "a.ckpt"}, "kind", "teacher"),
+        (PolicyGradient, {"length": 1, "advantage": "gae"}, "length", "advantage"),
+    ],
+)
+def test_contradictions_inside_a_group_name_both(group, settings, first, second):
+    with pytest.raises(ConfigError) as error:
+        group(**settings)
+    name = {Distillation: "model.distillation", PolicyGradient: "model.policy_gradient"}[group]
+    text = str(error.value)
+    assert f"{name}.{first}" in text and f"{name}.{second}" in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "group, settings, key",
+    [
+        (Distillation, {"coefficient": -1.0}, "model.distillation.coefficient"),
+        (Distillation, {"tau": 0.0}, "model.distillation.tau"),
+        (Distillation, {"kl_limit": 0.0}, "model.distillation.kl_limit"),
+        (Distillation, {"student_hidden_sizes": []}, "model.distillation.student_hidden_sizes"),
+        (PolicyGradient, {"length": 0}, "model.policy_gradient.length"),
+        (PolicyGradient, {"trace": 1.5}, "model.policy_gradient.trace"),
+        (PolicyGradient, {"surrogate_clip": 0.0}, "model.policy_gradient.surrogate_clip"),
+        (Diversity, {"bonus": -1.0}, "model.diversity.bonus"),
+        (Diversity, {"length_scale": 0.0}, "model.diversity.length_scale"),
+        (Diversity, {"max_weight": 0.5}, "model.diversity.max_weight"),
+    ],
+)
+def test_wrong_values_of_groups_are_named(group, settings, key):
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        group(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings, key",
+    [
+        ({"num_critics": 0}, "model.num_critics"),
+        ({"n_step": 0}, "model.n_step"),
+        ({"filter_length": 0}, "model.filter_length"),
+        ({"all_options": 1.5}, "model.all_options"),
+        ({"trace": -0.5}, "model.trace"),
+        ({"target_decision_rate": 1.0}, "model.target_decision_rate"),
+        ({"critic_atoms": 1}, "model.critic_atoms"),
+        ({"value_range": (1.0, 1.0)}, "model.value_range"),
+        ({"option_selection": "best"}, "model.option_selection"),
+        ({"interruption": -0.1}, "model.interruption"),
+        ({"deliberation_cost_lr": 0.0}, "model.deliberation_cost_lr"),
+    ],
+)
+def test_wrong_new_settings_are_named(settings, key):
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        OptionCritic(**settings)
