@@ -140,7 +140,9 @@ class _Chain:
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Log predictions [B, L, K], log posteriors [B, L, K], log-likelihood of each action [B, L]."""
-        log_predictions, log_posteriors, evidence = [], [], []
+        log_predictions: list[Tensor] = []
+        log_posteriors: list[Tensor] = []
+        evidence: list[Tensor] = []
         log_prediction = self.log_prior
         for t in range(self.num_steps):
             if t > 0:

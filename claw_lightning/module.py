@@ -127,7 +127,7 @@ class OptionCritic(Learner):
         all_options: float = 0.0,
         option_inference: Literal["stored", "filter"] = "stored",
         filter_length: int = 8,
-        option_selection: str | int = "learned",
+        option_selection: int | str = "learned",
         interruption: float | None = None,
         normalize_advantages: bool = True,
         option_batch_size: int = 0,

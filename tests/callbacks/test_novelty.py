@@ -1,5 +1,6 @@
 """The bonus is large where little like it was seen, on a scale of its own, and survives a resume."""
 
+import copy
 import math
 
 import numpy as np
@@ -46,13 +47,13 @@ def test_the_bonus_is_the_error_over_its_running_deviation_times_the_scale():
     for seed in range(3):
         batch = batch_of(around(float(seed), seed))
         networks = bonus._prepare(3, torch.device("cpu"))
-        copy = {name: value.clone() for name, value in networks.state_dict().items()}
+        before = {name: value.clone() for name, value in networks.state_dict().items()}
         given = bonus.intrinsic_reward(None, None, batch)
         after = networks.state_dict()
-        assert any(not torch.equal(copy[n], after[n]) for n in copy if n.startswith("predictor"))
-        assert all(torch.equal(copy[n], after[n]) for n in copy if n.startswith("target")), "it is frozen"
+        assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith("predictor"))
+        assert all(torch.equal(before[n], after[n]) for n in before if n.startswith("target")), "it is frozen"
         changed = {name: after[name].clone() for name in after}
-        networks.load_state_dict({**after, **{n: copy[n] for n in copy if n.startswith("predictor")}})
+        networks.load_state_dict({**after, **{n: before[n] for n in before if n.startswith("predictor")}})
         with torch.no_grad():
             errors.append(networks.error(networks.normalizer(batch.next_obs.flatten(0, 1))))
         networks.load_state_dict(changed)
@@ -98,7 +99,7 @@ def test_state_goes_on_where_it_was():
     assert bonus.state_dict() == {}
     for seed in range(3):
         bonus.intrinsic_reward(None, None, batch_of(around(0.0, seed)))
-    resumed.load_state_dict(bonus.state_dict())
+    resumed.load_state_dict(copy.deepcopy(bonus.state_dict()))  # a file shares no tensors
     assert set(resumed.state_dict()) == {"networks", "optimizer"}, "also before its first batch"
     for seed in (3, 4):
         one, other = (b.intrinsic_reward(None, None, batch_of(around(0.0, seed))) for b in (bonus, resumed))
@@ -125,7 +126,8 @@ def test_whole_run_logs_saves_and_resumes(tmp_path, settings):
     stored = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"][bonus.state_key]
     errors = int(stored["networks"]["error_count"])
     resumed, _ = run(data={"max_env_steps": 500}, ckpt=tmp_path / "last.ckpt")
-    assert int(resumed.state_dict()["networks"]["error_count"]) == errors * 3 // 2
+    more = int(resumed.state_dict()["networks"]["error_count"]) - errors
+    assert 0.4 * errors < more < 0.6 * errors, "100 updates, then 50; segments differ in length"
 
 
 def test_reduced_precision_of_the_trainer_leaves_it_alone():
