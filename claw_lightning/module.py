@@ -40,6 +40,22 @@ GROUPS = {
 }
 
 
+#: Settings of groups on which it depends which networks there are.
+STRUCTURE = ("distillation.kind", "distillation.student_hidden_sizes", "distillation.kl_limit", "policy_gradient")
+
+
+def structure(groups: dict[str, Any]) -> tuple[Any, ...]:
+    """Values of :data:`STRUCTURE` from plain groups, told apart only where networks differ (a teacher adds none)."""
+    distillation = groups.get("distillation") or asdict(Distillation())
+    kind = distillation["kind"]
+    return (
+        kind if kind in ("target", "student") else "none",
+        list(distillation["student_hidden_sizes"]) if kind == "student" else None,
+        distillation["kl_limit"] is not None,
+        groups.get("policy_gradient") is not None,
+    )
+
+
 class OptionCritic(Learner):
     """Off-policy option-critic with twin critics; with ``num_options`` 1 it is TD3 (deterministic) or SAC (gaussian).
 
@@ -487,6 +503,11 @@ class OptionCritic(Learner):
                      "num_critics", "critic_atoms"):  # fmt: skip
             theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
             if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:
+                pairs.append((f"model.{name} {theirs}", f"model.{name} {ours}"))
+        groups = checkpoint["claw"].get("groups", {})
+        now = {name: None if group is None else asdict(group) for name, group in self.groups.items()}
+        for name, theirs, ours in zip(STRUCTURE, structure(groups), structure(now), strict=True):
+            if theirs != ours:
                 pairs.append((f"model.{name} {theirs}", f"model.{name} {ours}"))
         if pairs:
             theirs, ours = (", ".join(side) for side in zip(*pairs, strict=True))

@@ -66,6 +66,11 @@ class Distillation:
                 f"{group}.final_coefficient ({self.final_coefficient}) and {group}.decay_steps ({self.decay_steps}) "
                 "go together"
             )
+        if self.kl_limit is not None and self.kind in ("none", "student"):
+            raise ConfigError(
+                f"{group}.kl_limit ({self.kl_limit}) limits nothing with {group}.kind '{self.kind}'; use kind target "
+                "or teacher"
+            )
         if (self.kind == "teacher") != (self.teacher is not None):
             raise ConfigError(
                 f"{group}.kind '{self.kind}' and {group}.teacher {self.teacher}: a teacher's checkpoint belongs to "

@@ -323,3 +323,35 @@ def test_identity_task_is_learned_in_seconds(tmp_path):
     )  # fmt: skip
     # A random policy has -2/3; one that always answers 0 has -1/3.
     assert float(trainer.callback_metrics["val/return"]) > -0.03
+
+
+@pytest.mark.parametrize(
+    ("made_with", "resumed_with", "names"),
+    [
+        ({"distillation": Distillation(kind="student")}, {}, ["distillation.kind student", "distillation.kind none"]),
+        (
+            {"distillation": Distillation(kind="student", student_hidden_sizes=[8])},
+            {"distillation": Distillation(kind="student", student_hidden_sizes=[16])},
+            ["student_hidden_sizes [8]", "student_hidden_sizes [16]"],
+        ),
+        (
+            {"distillation": Distillation(kind="target", kl_limit=0.1)},
+            {"distillation": Distillation(kind="target")},
+            ["kl_limit True", "kl_limit False"],
+        ),
+        (
+            {"actor": "gaussian", "policy_gradient": PolicyGradient(length=2)},
+            {"actor": "gaussian"},
+            ["policy_gradient True", "policy_gradient False"],
+        ),
+    ],
+)
+def test_a_checkpoint_with_other_networks_by_a_group_is_refused_with_both_names(made_with, resumed_with, names):
+    checkpoint = {}
+    made = make_module(build=True, num_options=2, **made_with)
+    made.on_save_checkpoint(checkpoint)
+    checkpoint["hyper_parameters"] = dict(made.hparams)
+    with pytest.raises(ConfigError) as caught:
+        make_module(build=True, num_options=2, **resumed_with).on_load_checkpoint(checkpoint)
+    assert all(name in str(caught.value) for name in names)
+    assert "\n" not in str(caught.value)
