@@ -721,7 +721,7 @@ def build_health_table(records: Sequence[dict[str, Any]]) -> str:
     note = (
         f"Means over the last {HEALTH_POINTS} logging steps, of replay samples: they describe the behaviour that filled"
         " the replay, not the last policy alone. Usage entropy 1 is balance. Bars: usage entropy at least 0.5, largest"
-        " share at most 0.8, decision rate 0.01 to 0.5, less than 20 % of termination probabilities outside [0.01, 0.99]."
+        " share at most 0.8, decision rate 0.01 to 0.5, at most a fifth of beta outside [0.01, 0.99]."
     )
     return "\n".join(["Use of the options:", "", *lines, "", note])
 
