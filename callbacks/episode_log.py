@@ -120,6 +120,7 @@ class EpisodeLog(pl.Callback):
         self._write_if_due()
         if 0 < self.max_episodes <= trainer.datamodule.episodes.total:  # type: ignore[attr-defined]
             trainer.should_stop = True
+            trainer.check_val_every_n_epoch = None  # Lightning then validates on the way out, as at any other end
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is waiting."""

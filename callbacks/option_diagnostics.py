@@ -19,7 +19,7 @@ class OptionDiagnostics(UpdateCallback):
     * ``option/share_<k>``: share of steps executed by option k; 1/K is balance, one at 1 is collapse.
     * ``option/usage_entropy``: entropy of the shares divided by log K; 1 is balance.
     * ``option/decision_rate``: share of steps (other than first steps) at which the option ended.
-    * ``option/mean_duration``: its inverse, in steps.
+    * ``option/mean_duration``: its inverse, in steps; left out where none ended.
     * ``option/embedding_rank``: exp of the entropy of the normalised singular values of the actor's option
       embeddings; K when they are orthogonal, 1 when they are all alike.
     """
@@ -57,8 +57,9 @@ class OptionDiagnostics(UpdateCallback):
         values |= {
             "option/usage_entropy": entropy,
             "option/decision_rate": rate,
-            "option/mean_duration": 1.0 / rate if rate > 0 else math.inf,
         }
+        if rate > 0:
+            values["option/mean_duration"] = 1.0 / rate
         embedding = self._module.policy.actor.embedding
         if embedding is not None:
             singular = torch.linalg.svdvals(embedding.weight.detach().float())

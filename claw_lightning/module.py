@@ -5,6 +5,7 @@ Shapes: U updates per training_step, B batch, L steps of a segment, O observatio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -222,11 +223,9 @@ class OptionCritic(Learner):
         data = getattr(self.trainer, "datamodule", None)
         if data is None or data.spec is None:
             raise ConfigError("OptionCritic needs a ReplayDataModule: its task gives the networks their sizes")
+        if str(self.trainer.precision) not in ("32-true", "bf16-mixed", "16-mixed"):
+            raise ConfigError(f"trainer.precision {self.trainer.precision} is not supported; use 32-true or bf16-mixed")
         self.build(data.spec)
-        if self.distillation.teacher is not None:
-            self._teacher = (
-                load_teacher(self.distillation.teacher, data.spec, self.settings.num_options, self.settings.actor),
-            )
 
     def build(self, spec: EnvSpec) -> None:
         """Build all networks for a task."""
@@ -294,6 +293,11 @@ class OptionCritic(Learner):
             self.log_temperature = nn.Parameter(torch.tensor(float(h.initial_temperature)).log())
             default = 0.3 * float(torch.tensor(action_size).log()) if spec.num_actions else -float(action_size)
             self.target_entropy = default if h.target_entropy is None else h.target_entropy
+            greatest = math.log(action_size) if spec.num_actions else action_size * math.log(2.0)
+            if self.target_entropy > greatest:
+                raise ConfigError(
+                    f"model.target_entropy is {h.target_entropy}; actions of {spec.task} have {greatest:.3g} at most"
+                )
 
     def _build_reference(self) -> None:
         """What distillation compares with: a slow copy, or a place for the teacher."""
@@ -448,8 +452,10 @@ class OptionCritic(Learner):
         """Tell the loggers what runs."""
         for _, target in self.target_pairs:
             target.requires_grad_(False)
-        for teacher in self._teacher:
-            teacher.to(self.device)
+        d, h = self.distillation, self.settings
+        if d.teacher is not None:  # only where something is distilled: a finished run is evaluated without its teacher
+            assert self.spec is not None
+            self._teacher = (load_teacher(d.teacher, self.spec, h.num_options, h.actor).to(self.device),)
         if self.trainer.world_size > 1:
             raise ConfigError(
                 f"trainer.devices gives {self.trainer.world_size} ranks; this version trains on one device"
@@ -500,7 +506,8 @@ class OptionCritic(Learner):
                 pairs.append((f"{name} {getattr(spec, name)}", f"{name} {getattr(self.spec, name)}"))
         stored = checkpoint.get("hyper_parameters", {})
         for name in ("num_options", "actor", "hidden_sizes", "option_hidden_sizes", "layer_norm", "option_heads",
-                     "num_critics", "critic_atoms"):  # fmt: skip
+                     "num_critics", "critic_atoms", "value_range", "activation", "normalize_observations",
+                     "tune_temperature"):  # fmt: skip
             theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
             if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:
                 pairs.append((f"model.{name} {theirs}", f"model.{name} {ours}"))
@@ -512,3 +519,9 @@ class OptionCritic(Learner):
         if pairs:
             theirs, ours = (", ".join(side) for side in zip(*pairs, strict=True))
             raise ConfigError(f"ckpt_path: the checkpoint was made with {theirs}; this run has {ours}")
+        missing = sorted(set(self.state_dict()) - set(checkpoint.get("state_dict", self.state_dict())))
+        if missing:
+            raise ConfigError(
+                f"ckpt_path: the checkpoint is of another version of claw-lightning; it lacks {missing[0]}"
+                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            )

@@ -66,11 +66,12 @@ class Distillation:
                 f"{group}.final_coefficient ({self.final_coefficient}) and {group}.decay_steps ({self.decay_steps}) "
                 "go together"
             )
-        if self.kl_limit is not None and self.kind in ("none", "student"):
-            raise ConfigError(
-                f"{group}.kl_limit ({self.kl_limit}) limits nothing with {group}.kind '{self.kind}'; use kind target "
-                "or teacher"
-            )
+        for name in ("kl_limit", "final_coefficient"):
+            if getattr(self, name) is not None and self.kind in ("none", "student"):
+                raise ConfigError(
+                    f"{group}.{name} ({getattr(self, name)}) does nothing with {group}.kind '{self.kind}'; use kind "
+                    "target or teacher"
+                )
         if (self.kind == "teacher") != (self.teacher is not None):
             raise ConfigError(
                 f"{group}.kind '{self.kind}' and {group}.teacher {self.teacher}: a teacher's checkpoint belongs to "
@@ -193,6 +194,8 @@ def _check_alone(h: Any) -> None:
     if h.critic_atoms == 1:
         raise ConfigError("model.critic_atoms is 1; give 0 (expected values) or at least 2, usually 51 to 251")
     low, high = h.value_range
+    check_numbers("model", {"value_range": low})
+    check_numbers("model", {"value_range": high})
     if not (low < high):
         raise ConfigError(f"model.value_range is {list(h.value_range)}; the first number must be below the second")
 
@@ -233,15 +236,19 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
     )  # fmt: skip
     several = h.n_step > 1
     refuse(
-        several and h.all_options > 0, f"n_step {h.n_step}", f"all_options {h.all_options}",
+        h.n_step_form == "retrace" and not several, "n_step_form retrace", f"n_step {h.n_step}",
+        "set n_step to the length of the segments",
+    )  # fmt: skip
+    refuse(
+        several and h.all_options > 0 and not single, f"n_step {h.n_step}", f"all_options {h.all_options}",
         "a path of several steps belongs to the options that were executed on it",
     )  # fmt: skip
     refuse(
-        several and h.option_inference == "filter", f"n_step {h.n_step}", "option_inference filter",
+        several and h.option_inference == "filter" and not single, f"n_step {h.n_step}", "option_inference filter",
         "inferred options learn from single steps",
     )  # fmt: skip
     refuse(
-        h.option_inference == "filter" and h.all_options > 0, "option_inference filter",
+        h.option_inference == "filter" and h.all_options > 0 and not single, "option_inference filter",
         f"all_options {h.all_options}", "the filter already says which options learn",
     )  # fmt: skip
     atoms = f"critic_atoms {h.critic_atoms}"
@@ -265,13 +272,18 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
         refuse(h.critic_atoms > 0, "policy_gradient", atoms, "it learns values of options, not of actions")
         refuse(single, "policy_gradient", options, "its baseline is the value of options; set num_options above 1")
         refuse(
-            gradient.options == "all" and h.all_options > 0, "policy_gradient.options all",
-            f"all_options {h.all_options}", "the first alone decides here",
+            h.all_options > 0, f"policy_gradient.options {gradient.options}", f"all_options {h.all_options}",
+            "the first alone decides here",
         )  # fmt: skip
+        for name in ("bonus", "adaptive_weights"):
+            value = getattr(diversity, name)
+            refuse(bool(value), "policy_gradient", f"diversity.{name} {value}", "it belongs to the critics' gradient")
     refuse(
-        needs_own_actions(h, gradient) and groups["exploration"].kind != "none", "actor gaussian",
+        needs_own_actions(h, gradient) and groups["exploration"].kind != "none",
+        "policy_gradient" if gradient is not None
+        else "option_inference filter" if h.option_inference == "filter" else "n_step_form retrace",
         f"exploration.kind {groups['exploration'].kind}",
-        "stored densities are the actor's own; set exploration.kind none",
+        "stored densities are the Gaussian actor's own; set exploration.kind none",
     )  # fmt: skip
 
 

@@ -355,3 +355,51 @@ def test_a_checkpoint_with_other_networks_by_a_group_is_refused_with_both_names(
         make_module(build=True, num_options=2, **resumed_with).on_load_checkpoint(checkpoint)
     assert all(name in str(caught.value) for name in names)
     assert "\n" not in str(caught.value)
+
+
+def test_evaluation_in_lockstep_acts_in_full_precision_under_autocast(tmp_path):
+    trainer, _, _ = fit_lockstep(tmp_path, model={"num_options": 2}, precision="bf16-mixed", check_val_every_n_epoch=1)
+    assert "val/return" in trainer.callback_metrics
+
+
+def test_a_policy_gradient_from_segments_of_one_step(tmp_path):
+    gradient = PolicyGradient(advantage="one_step", length=1)
+    _, module, _ = fit_lockstep(tmp_path, model={"num_options": 2, "actor": "gaussian", "policy_gradient": gradient})
+    assert module.updates > 0
+
+
+@pytest.mark.parametrize(
+    ("made_with", "resumed_with", "name"),
+    [
+        (
+            {"critic_atoms": 11, "value_range": (-20.0, 5.0)},
+            {"critic_atoms": 11, "value_range": (-200.0, 0.0)},
+            "value_range",
+        ),
+        ({"activation": "relu"}, {"activation": "tanh"}, "activation"),
+        ({"actor": "gaussian"}, {"actor": "gaussian", "tune_temperature": False}, "tune_temperature"),
+    ],
+)  # fmt: skip
+def test_what_would_silently_mean_something_else_is_compared_on_resume(made_with, resumed_with, name):
+    checkpoint = {}
+    made = make_module(build=True, num_options=2, **made_with)
+    made.on_save_checkpoint(checkpoint)
+    checkpoint["hyper_parameters"] = dict(made.hparams)
+    with pytest.raises(ConfigError, match=f"model.{name} .* this run has model.{name}"):
+        make_module(build=True, num_options=2, **resumed_with).on_load_checkpoint(checkpoint)
+
+
+def test_a_checkpoint_of_another_version_names_what_it_lacks():
+    checkpoint = {}
+    made = make_module(build=True, num_options=2)
+    made.on_save_checkpoint(checkpoint)
+    checkpoint["hyper_parameters"] = dict(made.hparams)
+    checkpoint["state_dict"] = {k: v for k, v in made.state_dict().items() if k != "policy.switch_cost"}
+    with pytest.raises(ConfigError, match="another version of claw-lightning; it lacks policy.switch_cost"):
+        make_module(build=True, num_options=2).on_load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_precisions_that_do_not_work_are_refused(tmp_path, precision):
+    with pytest.raises(ConfigError, match=f"trainer.precision {precision}"):
+        fit_lockstep(tmp_path, precision=precision)

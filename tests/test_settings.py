@@ -1,5 +1,7 @@
 """Settings that contradict each other are refused in one line that names both."""
 
+import math
+
 import pytest
 
 from claw_lightning.errors import ConfigError
@@ -32,11 +34,11 @@ GAUSS = {"actor": "gaussian", "exploration": Exploration(kind="none")}
         ({**GAUSS, "policy_gradient": PolicyGradient(options="all"), "all_options": 0.5},
          "policy_gradient.options all", "all_options 0.5"),
         ({"actor": "gaussian", "exploration": Exploration(), "policy_gradient": PolicyGradient()},
-         "actor gaussian", "exploration.kind gaussian"),
+         "policy_gradient", "exploration.kind gaussian"),
         ({"actor": "gaussian", "exploration": Exploration(kind="ornstein_uhlenbeck"), "option_inference": "filter"},
-         "actor gaussian", "exploration.kind ornstein_uhlenbeck"),
+         "option_inference filter", "exploration.kind ornstein_uhlenbeck"),
         ({"actor": "gaussian", "exploration": Exploration(), "n_step": 3, "n_step_form": "retrace"},
-         "actor gaussian", "exploration.kind gaussian"),
+         "n_step_form retrace", "exploration.kind gaussian"),
     ],
 )  # fmt: skip
 def test_contradictions_name_both_settings(settings, first, second):
@@ -126,3 +128,38 @@ def test_wrong_values_of_groups_are_named(group, settings, key):
 def test_wrong_new_settings_are_named(settings, key):
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         OptionCritic(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"kind": "none", "kl_limit": 0.1}, ["kl_limit", "kind 'none'"]),
+        ({"kind": "student", "final_coefficient": 0.1, "decay_steps": 10}, ["final_coefficient", "kind 'student'"]),
+        ({"kind": "target", "final_coefficient": 0.1, "decay_steps": -5}, ["decay_steps (-5)"]),
+    ],
+)
+def test_a_coefficient_without_a_reference_is_refused(settings, names):
+    with pytest.raises(ConfigError) as error:
+        Distillation(**settings)
+    assert all(name in str(error.value) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"value_range": (-math.inf, 5.0)}, "model.value_range"),
+        ({"n_step_form": "retrace"}, "model.n_step 1"),
+        ({"actor": "gaussian", "policy_gradient": PolicyGradient(), "diversity": Diversity(bonus=1.0),
+          "exploration": Exploration(kind="none")}, "model.diversity.bonus"),
+        ({"actor": "gaussian", "policy_gradient": PolicyGradient(), "all_options": 0.5,
+          "exploration": Exploration(kind="none")}, "model.all_options 0.5"),
+    ],
+)  # fmt: skip
+def test_settings_that_would_do_nothing_are_refused(settings, name):
+    with pytest.raises(ConfigError, match=name):
+        OptionCritic(num_options=2, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"n_step": 3}, {"option_inference": "filter", "actor": "gaussian"}])
+def test_one_option_is_one_setting_away_from_a_file_with_all_options(settings):
+    OptionCritic(num_options=1, all_options=0.5, **settings)

@@ -90,6 +90,7 @@ class OptionAgent:
         self.version = version
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)  # in lock-step mode this runs inside the learner's precision
     def act(self, obs: np.ndarray, first: np.ndarray) -> Decision:
         """Decide for raw observations [N, O]; ``first`` [N] bool marks lanes that open an episode."""
         policy = self.policy

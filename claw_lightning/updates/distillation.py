@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from claw_lightning.module import OptionCritic
 
 
+LOG_MULTIPLIER = (-9.0, 6.0)  # bounds of the dual variable's logarithm: coefficients from 1e-4 to 400
+
+
 def action_divergence(actor: OptionActor, reference: Tensor, raw: Tensor, std: float) -> Tensor:
     """KL(reference || actor) of the action policies from their raw outputs, both [..., R] -> [...].
 
@@ -70,21 +73,23 @@ def load_teacher(path: str, spec: EnvSpec, num_options: int, actor: str) -> Poli
         stored = torch.load(path, map_location="cpu", weights_only=True)
         settings: dict[str, Any] = stored["claw"]["policy"]
         state = {name[7:]: x for name, x in stored["state_dict"].items() if name.startswith("policy.")}
+        teacher = Policy(**settings)
+        teacher.load_state_dict(state)
     except FileNotFoundError as error:
         raise ConfigError(f"{key}: no such file: {path}") from error
     except Exception as error:  # a file of any other kind fails in as many ways as there are kinds
         raise ConfigError(f"{key}: {path} is not a checkpoint of this version ({type(error).__name__})") from error
     sizes = (("obs_size", spec.obs_size), ("action_size", spec.num_actions or spec.action_size), ("actor", actor))
     for name, ours in sizes:
-        if settings[name] != ours:
-            raise ConfigError(f"{key}: the teacher in {path} has {name} {settings[name]}, this run has {name} {ours}")
-    if settings["num_options"] not in (1, num_options):
+        if settings.get(name, "deterministic") != ours:
+            raise ConfigError(
+                f"{key}: the teacher in {path} has {name} {settings.get(name)}, this run has {name} {ours}"
+            )
+    if teacher.num_options not in (1, num_options):
         raise ConfigError(
-            f"{key}: the teacher in {path} has num_options {settings['num_options']}, model.num_options is "
+            f"{key}: the teacher in {path} has num_options {teacher.num_options}, model.num_options is "
             f"{num_options}; use a teacher with as many, or with one"
         )
-    teacher = Policy(**settings)
-    teacher.load_state_dict(state)
     return teacher.requires_grad_(False).eval()
 
 
@@ -97,6 +102,8 @@ def distillation_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight
     divergence = losses.weighted_mean(action_divergence(module.policy.actor, theirs.expand_as(raw), raw, d.std), weight)
     if d.kl_limit is not None:
         module.descend("multiplier", losses.dual_loss(module.log_multiplier, divergence, d.kl_limit), None)
+        # Without bounds it winds up while the limit holds, and overflows where the limit cannot be reached.
+        module.log_multiplier.data.clamp_(*LOG_MULTIPLIER)
     module.record("loss/distillation", divergence)
     module.record("distillation/coefficient", distillation_coefficient(module))
     return distillation_coefficient(module) * divergence

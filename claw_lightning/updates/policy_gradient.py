@@ -35,6 +35,9 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     """One update of option values, actor, option policy, termination, and what distillation asks for."""
     settings = module.policy_gradient
     assert settings is not None
+    if rows.valid is None:  # segments of one step come without their axis
+        rows = rows.map(lambda x: x.unsqueeze(1))
+        rows.valid = torch.ones_like(rows.terminated)
     assert rows.valid is not None
     values = option_values(module, rows)
     raw, log_ratio = action_ratios(module, rows)

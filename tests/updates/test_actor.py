@@ -107,7 +107,8 @@ def test_categorical_actor_prefers_the_action_of_the_higher_lower_twin(monkeypat
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 @pytest.mark.parametrize("target, direction", [(50.0, 1), (-50.0, -1)])
 def test_temperature_follows_the_entropy(monkeypatch, kind, target, direction):
-    module = make(kind, target_entropy=target)
+    module = make(kind)
+    module.target_entropy = target
     before = module.log_temperature.item()
 
     def step(name, network):
