@@ -21,6 +21,7 @@ from claw_lightning.learner import Learner
 from claw_lightning.minibatch import Minibatch
 from claw_lightning.networks import DiscreteCritic, TwinCritic
 from claw_lightning.replay import ReplayBatch
+from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.networks import Policy, mlp
 from claw_lightning.rollout.normalizer import RunningMoments
@@ -340,6 +341,20 @@ class OptionCritic(Learner):
             "greedy_options": h.greedy_options,
             "interruption": h.interruption if h.num_options > 1 else None,
         }
+
+    def agent(self, num_lanes: int = 1, seed: int = 0, student: bool = False) -> OptionAgent:
+        """What acts noise-free with a copy of the present policy, N lanes at once; with ``student`` the flat policy.
+
+        Raises:
+            ConfigError: there is no student.
+        """
+        if student and self.policy.student is None:
+            raise ConfigError("agent(student=True): this run distilled no student (model.distillation.kind)")
+        settings = {**self.agent_settings(), "exploration": None}
+        made = OptionAgent(num_lanes=num_lanes, seed=seed, evaluate=True, **settings)
+        made.load(self.policy.flatten(), self.updates)
+        made.use_student = student
+        return made
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One Adam per network; the first one's steps (critic, or option value) are those that Lightning counts."""

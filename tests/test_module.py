@@ -403,3 +403,16 @@ def test_a_checkpoint_of_another_version_names_what_it_lacks():
 def test_precisions_that_do_not_work_are_refused(tmp_path, precision):
     with pytest.raises(ConfigError, match=f"trainer.precision {precision}"):
         fit_lockstep(tmp_path, precision=precision)
+
+
+def test_the_agent_of_a_loaded_checkpoint_acts(tmp_path):
+    model = {"num_options": 2, "distillation": Distillation(kind="student", student_hidden_sizes=[8])}
+    trainer, module, _ = fit_lockstep(tmp_path, model=model)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = OptionCritic.load_from_checkpoint(tmp_path / "x.ckpt")
+    obs, first = np.zeros((3, 3), np.float32), np.ones(3, bool)
+    for student in (False, True):
+        decisions = [m.agent(num_lanes=3, student=student).act(obs, first) for m in (module, loaded)]
+        assert np.array_equal(decisions[0].action, decisions[1].action) and decisions[0].action.shape == (3, 1)
+    with pytest.raises(ConfigError, match="distilled no student"):
+        make_module(build=True).agent(student=True)
