@@ -36,6 +36,7 @@ def tiny(tmp_path):
     root = tmp_path / "tree"
     (root / "claw_lightning").mkdir(parents=True)
     (root / "tests").mkdir()
+    (root / "claw_lightning" / "__init__.py").touch()  # else the installed package would go before this folder
     (root / "claw_lightning" / "sums.py").write_text("def add(a, b):\n    return a + b\n")
     (root / "tests" / "test_sums.py").write_text(
         "from claw_lightning.sums import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
