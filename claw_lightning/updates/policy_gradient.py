@@ -45,7 +45,7 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     every = settings.options == "all"
     weight = learning_weight(module, rows) if every else rows.valid.float()
     if every:
-        advantage, rho = spread_over_options(module, rows, values, advantage, rho)
+        advantage, rho = spread_over_options(module, rows, values, log_ratio, advantage, rho)
     update_option_values(module, rows, values, advantage, rho, weight, counted=last)
     update_actor(module, rows, raw, log_ratio, advantage, weight)
     steps = valid_steps(rows)
@@ -118,8 +118,9 @@ def learning_weight(module: OptionCritic, rows: Minibatch) -> Tensor:
 
 @torch.no_grad()
 def spread_over_options(
-    module: OptionCritic, rows: Minibatch, values: tuple[Tensor, Tensor], advantage: Tensor, rho: Tensor
-) -> tuple[Tensor, Tensor]:
+    module: OptionCritic, rows: Minibatch, values: tuple[Tensor, Tensor], log_ratio: Tensor, advantage: Tensor,
+    rho: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Advantages and ratios of all options, [B, L, K]: the executed one's own path, one step for the others.
 
     What follows a step belongs to the option that was executed; for another option only r + gamma U(s', o) is right.
@@ -130,7 +131,6 @@ def spread_over_options(
     going_on = (~rows.terminated).float()
     reward, discount = rows.reward.unsqueeze(-1), (module.settings.gamma * going_on).unsqueeze(-1)
     one_step = reward + discount * arrival - q
-    _, log_ratio = action_ratios(module, rows)
     executed = F.one_hot(rows.option, q.shape[-1]).bool()
     ratios = log_ratio.clamp(-20.0, 20.0).exp().clamp_max(settings.ratio_clip)
     return torch.where(executed, advantage.unsqueeze(-1), one_step), torch.where(executed, rho.unsqueeze(-1), ratios)

@@ -110,7 +110,7 @@ def test_every_option_has_an_advantage_of_its_own():
     values = update.option_values(module, rows)
     _, log_ratio = update.action_ratios(module, rows)
     executed, executed_rho = update.advantages(module, rows, values, log_ratio)
-    got, rho = update.spread_over_options(module, rows, values, executed, executed_rho)
+    got, rho = update.spread_over_options(module, rows, values, log_ratio, executed, executed_rho)
     q, arrival = values
     going_on = (~rows.terminated).float().unsqueeze(-1)
     one_step = rows.reward.unsqueeze(-1) + 0.9 * going_on * arrival - q
