@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from claw_lightning.errors import ConfigError
+from claw_lightning.hooks import end_run
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.rollout.collector import Episode
 
@@ -119,8 +120,7 @@ class EpisodeLog(pl.Callback):
         """Write what is waiting, where it is time; end the run where enough episodes have been played."""
         self._write_if_due()
         if 0 < self.max_episodes <= trainer.datamodule.episodes.total:  # type: ignore[attr-defined]
-            trainer.should_stop = True
-            trainer.check_val_every_n_epoch = None  # Lightning then validates on the way out, as at any other end
+            end_run(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is waiting."""

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from claw_lightning.replay import ReplayBatch
 
 
+def end_run(trainer: pl.Trainer) -> None:
+    """End the run after this training step, with a validation on the way out."""
+    trainer.should_stop = True
+    # Lightning validates then too, but else only in epochs that are due.
+    trainer.check_val_every_n_epoch = None
+
+
 class UpdateCallback(pl.Callback):
     """A callback that is also called after every critic update.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
+from claw_lightning.hooks import end_run
 from claw_lightning.learner import Learner
 from claw_lightning.minibatch import Minibatch
 from claw_lightning.networks import DiscreteCritic, TwinCritic
@@ -414,9 +415,7 @@ class OptionCritic(Learner):
                 callback.on_update_end(self.trainer, self)
         self.log_training()
         if self.trainer.datamodule.finished:  # type: ignore[attr-defined]
-            self.trainer.should_stop = True
-            # Lightning then validates once more on the way out, but else only in epochs that are due.
-            self.trainer.check_val_every_n_epoch = None
+            end_run(self.trainer)
 
     def update(self, rows: Minibatch, last: bool) -> None:
         """One update: critic, and what is due of actor, options, values and student. ``last`` of its training step."""
@@ -464,7 +463,7 @@ class OptionCritic(Learner):
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Tell the loggers what runs."""
+        """Freeze the targets, load the teacher, refuse what one device and one scaler cannot do."""
         for _, target in self.target_pairs:
             target.requires_grad_(False)
         d, h = self.distillation, self.settings
