@@ -1,8 +1,10 @@
 """Mailbox: the newest policy parameters, for readers that neither wait nor block anybody.
 
-Two slots and a sequence number. The writer fills the slot that is not current and then advances the number; the version
-(updates at publication) travels inside the slot. A reader copies the current slot and accepts it only if the number is
-unchanged afterwards: the slot it copied is touched again only after the number has moved. Torn reads: none.
+Two slots and a sequence number. The learner alone writes: it fills the slot that is not current and then advances the
+number; the version (updates at publication) travels inside the slot. A reader copies the current slot and accepts it
+only if the number is unchanged afterwards: the slot it copied is touched again only after the number has moved. A
+writer that dies within a publication has not advanced the number, so its half-written slot is never read, and the next
+publication fills it again. What this rests on is told in :mod:`claw_lightning.rollout.ring`.
 """
 
 from __future__ import annotations

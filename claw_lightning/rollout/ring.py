@@ -1,16 +1,31 @@
 """LaneRing: experience of one worker in shared memory, one writer, any number of readers, no locks.
 
-Layout: ``rows[T, N, W]`` — T vector steps, N lanes (environments), one packed row of W 32-bit words each. The
+Layout: a header page (word 0: steps published, word 1: final observations published), ``rows[T, N, W]`` (T vector
+steps, N lanes or environments, one packed row of W 32-bit words each) and a side table of final observations. The
 observation of a step is stored once: the next observation of ``rows[t, n]`` is the observation of ``rows[t + 1, n]``.
 
-Why a reader never sees half a step:
+Who writes: the worker that owns the ring, nobody else. Its successor is started when it has gone, so there is never a
+second writer. The learner only reads.
 
-* The writer fills slot ``head % T`` and only then publishes ``head + 1`` (single-writer publication; the aligned
-  64-bit store becomes visible after the data on x86-64, and on weaker machines at the latest with the guard band).
-* While step ``head`` is being written, the slot in danger is that of step ``head - T``. A reader takes steps in
-  ``[head - T + guard, head - 1)`` (:meth:`LaneRing.readable`) and, after copying, reads ``head`` again: a step ``t``
-  was certainly intact during the copy if ``t > head_after - T`` (:meth:`LaneRing.intact`). Others are drawn anew.
-* A writer that dies in the middle of a step has not published it; its successor writes that slot again.
+Why a reader never gets half of an old and half of a new step (other files refer to this text):
+
+* **Publication.** The writer fills slot ``head % T`` and only then publishes ``head + 1``, one aligned 64-bit store.
+* **Guard band.** While step ``head`` is being written, the slot in danger is that of step ``head - T``. A reader takes
+  steps of ``[head - T + guard, head - 1)`` (:meth:`LaneRing.readable`), all with a published successor. The guard is no
+  proof, it only makes it rare that something must be read anew.
+* **Check after the copy.** After copying, the reader reads ``head`` again: step ``t`` was intact during the whole copy
+  if ``t > head_after - T`` (:meth:`LaneRing.intact`). Whatever was not is dropped, whatever its flags say: samples are
+  drawn anew, moments do without it.
+* **Side table.** An entry is reachable only through a published row and is judged after its copy in the same way
+  (:meth:`LaneRing.finals_intact`); of the entries that are not counted yet, one per lane may be in the writing.
+* **Death within a step.** What was not published does not exist: the successor finds ``head`` where it was and writes
+  that slot again, with FIRST flags, which nothing is drawn across. Entries of the side table that were begun are
+  written again; entries that were counted, but whose row was never published, are skipped.
+* **Memory order.** On x86-64 (TSO) the stores of a core become visible in their order, loads happen in theirs, aligned
+  64-bit words are whole, and the C library fences the streaming stores of large copies. So a reader that saw any word
+  of step ``s`` also sees, in the check after it, ``head >= s``. On ARM neither order is given without barriers, which
+  Python does not offer: there, that a step is whole when its number appears and that the check comes after the copy
+  are unproven. The interpreter's work in between makes a failure unlikely, not impossible.
 
 Which rows may be learned from is decided by flags alone (:func:`usable`): a row that belongs to no episode, a row whose
 successor opens a new episode without its true final observation being known, and quarantined rows never are.
@@ -18,7 +33,7 @@ successor opens a new episode without its true final observation being known, an
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Dict, Optional, Tuple
 
 import numpy as np
 
@@ -134,14 +149,27 @@ class LaneRing:
 
     # -- readers ------------------------------------------------------------------------------------------------
 
-    def readable(self) -> Tuple[int, int]:
-        """Steps [first, last) that have a published successor and lie outside the guard band."""
-        head = self.head
+    def readable(self, head: Optional[int] = None) -> Tuple[int, int]:
+        """Steps [first, last) that have a published successor and lie outside the guard band, seen from ``head``."""
+        if head is None:
+            head = self.head
         return max(0, head - self.num_steps + self.guard), max(0, head - 1)
 
-    def intact(self, steps: np.ndarray) -> np.ndarray:
-        """Which steps were certainly not being overwritten up to now; call after copying. Same shape, bool."""
-        return steps > self.head - self.num_steps
+    def intact(self, steps: np.ndarray, head: Optional[int] = None) -> np.ndarray:
+        """Which steps were certainly not being overwritten up to now; call after copying. Same shape, bool.
+
+        ``head``: the one that was read after copying, if it was read already.
+        """
+        return steps > (self.head if head is None else head) - self.num_steps
+
+    def finals_intact(self, indices: np.ndarray, written: Optional[int] = None) -> np.ndarray:
+        """Which entries of the side table were certainly not being overwritten up to now; as :meth:`intact`.
+
+        ``written``: :attr:`finals_written` that was read after copying, if it was read already.
+        """
+        written = self.finals_written if written is None else written
+        # Up to one entry per lane may be in the writing without being counted yet.
+        return indices >= written - self.num_finals + self.num_lanes
 
 
 def usable(flags: np.ndarray, next_flags: np.ndarray) -> np.ndarray:

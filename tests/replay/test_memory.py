@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from claw_lightning.replay import ReplayMemory
+from claw_lightning.replay import memory as memory_module
 from claw_lightning.rollout.normalizer import RunningMoments
 from claw_lightning.rollout.ring import BORDER, FIRST, QUARANTINED, LaneRing, RowLayout
 from tests.builders import lane_rows, ring_of_lanes, write_step
@@ -168,24 +169,85 @@ def test_states_lie_beside_the_observation_and_successors_are_observations_only(
     assert batch.next_obs.shape == (2, 50, 2)
 
 
-def test_rows_overtaken_during_the_copy_are_drawn_anew(monkeypatch):
-    ring = counting_ring(16)
-    memory, calls = ReplayMemory([ring], 0), []
-    readable = ring.readable
+def overtaking(memory, monkeypatch, write, times=1):
+    """Let ``write`` happen between a round's choice of rows and its copying of them; returns the list of rounds."""
+    copy, rounds = memory._copy, []
 
-    def overtaken():
-        span = readable()
-        if not calls:  # the writer runs a whole round ahead between the choice and the check
-            for t in range(16, 32):
-                write_step(ring, [[t, 0]], [0])
-        calls.append(span)
-        return span
+    def overtaken(*args):
+        rounds.append(args[0])
+        if len(rounds) <= times:
+            write()
+        return copy(*args)
 
-    monkeypatch.setattr(ring, "readable", overtaken)
+    monkeypatch.setattr(memory, "_copy", overtaken)
+    return rounds
+
+
+@pytest.mark.parametrize("steps_ahead, oldest, newest", [(2, 3, 14), (3, 4, 14), (6, 7, 14), (7, 9, 21), (16, 18, 30)])
+def test_rows_overtaken_during_the_copy_are_drawn_anew(monkeypatch, steps_ahead, oldest, newest):
+    ring = counting_ring(16)  # steps 2 to 14 are readable
+    memory = ReplayMemory([ring], 0)
+    overtaking(memory, monkeypatch, lambda: [write_step(ring, [[ring.head, 0]], [0]) for _ in range(steps_ahead)])
     obs, next_obs = drawn(memory, 500)
-    assert len(calls) >= 2
-    assert set(obs[:, 0]) <= set(range(18, 31))
+    # Up to the half of what was stored may get lost; else the call begins anew, with what has come since.
+    assert set(obs[:, 0]) == set(range(oldest, newest + 1))
     np.testing.assert_array_equal(next_obs[:, 0], obs[:, 0] + 1)
+    # Where nobody overtakes anything, the same draw gives the same rows.
+    draw = memory.last_draw
+    copy = ReplayMemory([counting_ring(16, written=draw.heads[0])], 0)
+    np.testing.assert_array_equal(copy.sample(1, 500, script=draw).obs[0], obs)
+    assert copy.last_draw == draw and (len(draw.checks) > 1) == (steps_ahead < 7)
+
+
+def test_what_comes_during_a_call_waits_for_the_next(monkeypatch):
+    rings = [counting_ring(32, 2), counting_ring(64, 1, written=10)]
+    rings[0].layout.view(rings[0].rows, "flags")[1::2] = BORDER  # the call needs several rounds
+    memory = ReplayMemory(rings, 0)
+    before = memory.inserted
+    overtaking(memory, monkeypatch, lambda: [write_step(rings[1], [[t, 0]], [0]) for t in range(10, 20)])
+    batch = memory.sample(1, 2000)
+    assert len(memory.last_draw.checks) > 1
+    assert set(batch.obs[0, :, 0].tolist()) == set(range(2, 31, 2)) | set(range(9))
+    assert batch.env_steps == before == memory.inserted - 10
+    assert memory.last_draw.heads == (32, 10)
+    assert memory.new_moments()[0] == 10
+
+
+def test_a_sampler_that_is_overtaken_each_time_gives_up(monkeypatch):
+    ring = counting_ring(16)
+    memory = ReplayMemory([ring], 0)
+    rounds = overtaking(memory, monkeypatch, lambda: [write_step(ring, [[0, 0]], [0]) for _ in range(16)], times=10**6)
+    with pytest.raises(RuntimeError, match="too short"):
+        memory.sample(1, 4)
+    assert len(rounds) == 64
+
+
+@pytest.mark.parametrize("steps_ahead, oldest", [(0, 12), (1, 12), (2, 13), (5, 16), (15, 26), (16, 26), (40, 26)])
+def test_moments_do_without_rows_overtaken_during_the_copy(monkeypatch, steps_ahead, oldest):
+    ring = counting_ring(16, 2, written=0)
+    memory = ReplayMemory([ring], 0)
+    for t in range(26):
+        write_step(ring, [[t, 0], [t, 0]], [0, QUARANTINED if t % 5 == 0 else 0])
+    flatnonzero, calls = np.flatnonzero, []
+
+    def overtaken(fine):  # the writer runs ahead before the first of the two pieces is copied
+        if not calls:
+            for t in range(26, 26 + steps_ahead):
+                write_step(ring, [[t, 0], [t, 0]], [0, 0])
+        calls.append(len(fine))
+        return flatnonzero(fine)
+
+    monkeypatch.setattr(memory_module.np, "flatnonzero", overtaken)
+    count, mean, _ = memory.new_moments()
+    assert len(calls) == 2
+    # Flags of the quarantined rows had been read when the writer came.
+    expected = [t for t in range(oldest, 26) for lane in range(2) if lane == 0 or t % 5]
+    assert count == len(expected)
+    assert count == 0 or mean[0] == pytest.approx(np.mean(expected))
+    count, mean, _ = memory.new_moments()  # nothing twice, nothing left behind
+    expected = list(range(26 + max(0, steps_ahead - 14), 26 + steps_ahead))
+    assert count == 2 * len(expected)
+    assert count == 0 or mean[0] == pytest.approx(np.mean(expected))
 
 
 def test_moments_count_every_row_once_over_wraps():

@@ -265,23 +265,25 @@ def test_a_segment_without_rows_is_refused(length):
 
 @pytest.mark.parametrize("steps_ahead", [1, 3, 4, 8, 16])
 def test_segments_overtaken_during_the_copy_are_drawn_anew(monkeypatch, steps_ahead):
-    written, calls = history([[0] * 16], 16), []
-    readable = written.ring.readable
+    written, rounds = history([[0] * 16], 16), []
+    memory = ReplayMemory([written.ring], 0)
+    copy = memory._copy
 
-    def overtaken():
-        span = readable()
-        if not calls:  # the writer runs ahead between the choice and the check
+    def overtaken(*args):
+        if not rounds:  # the writer runs ahead between the choice and the copy
             for _ in range(steps_ahead):
                 written.write([0])
-        calls.append(span)
-        return span
+        rounds.append(args)
+        return copy(*args)
 
-    monkeypatch.setattr(written.ring, "readable", overtaken)
-    batch = ReplayMemory([written.ring], 0).sample(1, 400, 6)
-    # Two of guard and the one whose slot is being written: from three steps on, the oldest beginnings are lost.
-    assert (len(calls) > 1) == (steps_ahead >= 3)
+    monkeypatch.setattr(memory, "_copy", overtaken)
+    batch = memory.sample(1, 400, 6)
+    # Two of guard and the one whose slot is being written: from three steps on, the oldest beginnings are lost; with
+    # more than half of them lost, the call begins anew.
+    assert (len(rounds) > 1) == (steps_ahead >= 3)
     begin = batch.obs[..., 0, 0]
-    assert begin.min() == max(2, steps_ahead + 1 if steps_ahead < 16 else 18)
+    assert begin.min() == max(2, steps_ahead + 1 if steps_ahead < 7 else steps_ahead + 2)
+    assert begin.max() == 14 + steps_ahead * (steps_ahead >= 7)
     inside = batch.valid[..., 1:]
     np.testing.assert_array_equal(batch.obs[..., 1:, 0][inside], (begin[..., None] + torch.arange(1, 6))[inside])
     np.testing.assert_array_equal(batch.next_obs[..., 0][batch.valid], batch.obs[..., 0][batch.valid] + 1)

@@ -7,6 +7,7 @@ import pytest
 
 from claw_lightning.rollout.mailbox import Mailbox
 from tests.builders import PATIENCE, start_writer
+from tests.fakes.writers import FOREVER
 
 SIZE = 5
 
@@ -65,20 +66,71 @@ def test_a_reader_that_is_overtaken_each_time_gives_up():
     assert mailbox.sequence == 4
 
 
-@pytest.mark.timeout(PATIENCE)
-def test_no_torn_letter_from_a_writer_at_full_speed():
-    size, count = 5000, 40_000
+def test_a_writer_that_dies_within_a_publication():
+    mailbox = Mailbox(SIZE)
+    mailbox.publish(np.full(SIZE, 1, np.float32), 1)
+    idle = (mailbox.sequence + 1) & 1
+    mailbox._versions[idle][0] = 2  # a version and half of the values, then the process is gone
+    mailbox._values[idle][: SIZE // 2] = 2.0
+    sequence, version, values = mailbox.read()
+    assert (sequence, version) == (1, 1) and (values == 1).all()
+    assert mailbox.read(1) is None
+
+    successor = Mailbox(SIZE, os.dup(mailbox.block.fd))
+    successor.publish(np.full(SIZE, 3, np.float32), 3)
+    sequence, version, values = mailbox.read(1)
+    assert (sequence, version) == (2, 3) and (values == 3).all()
+
+
+def test_the_number_moves_after_the_letter():
+    mailbox, read_within = Mailbox(SIZE), []
+    mailbox.publish(np.full(SIZE, 1, np.float32), 1)
+
+    class Peeking(np.ndarray):
+        def __setitem__(self, key, value):
+            read_within.append(mailbox.read())  # before, within and after the slot is filled
+            np.asarray(self)[key] = value
+            read_within.append(mailbox.read())
+
+    for slots in (mailbox._versions, mailbox._values):
+        slots[:] = [slot.view(Peeking) for slot in slots]
+    mailbox.publish(np.full(SIZE, 2, np.float32), 2)
+    assert len(read_within) == 4
+    assert all(version == 1 and (np.asarray(values) == 1).all() for _, version, values in read_within)
+
+
+def read_letters(mailbox, writer, done):
+    """Read until ``done(letters)``; returns letters and the torn ones among them. The sequence must never go back."""
+    letters, torn, last = 0, 0, 0
+    while not done(letters):
+        letter = mailbox.read()  # also the same again: each read is a chance to be overtaken
+        if letter is None:
+            # Nothing there yet, or overtaken at each attempt.
+            assert writer.poll() is None or mailbox.sequence > 0
+            continue
+        sequence, version, values = letter
+        assert sequence >= last
+        last, letters = sequence, letters + 1
+        torn += int(version != sequence or (values != version).any())
+    return letters, torn
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+@pytest.mark.parametrize("size, reads", [(8, 100_000), (5000, 10_000), (200_000, 200)])
+def test_no_torn_letter_from_a_writer_at_full_speed(size, reads):
     mailbox = Mailbox(size)
-    letters, torn, seen = 0, 0, 0
-    with start_writer("mailbox", mailbox.block.fd, count, size) as writer:
-        while seen < count:
-            letter = mailbox.read(seen)
-            if letter is None:
-                assert writer.poll() is None or mailbox.sequence == count
-                continue
-            sequence, version, values = letter
-            assert sequence > seen
-            seen, letters = sequence, letters + 1
-            torn += int(version != sequence or (values != version).any())
-    assert writer.returncode == 0
+    with start_writer("mailbox", mailbox.block.fd, FOREVER, size) as writer:
+        try:
+            _, torn = read_letters(mailbox, writer, lambda letters: letters >= reads)
+        finally:
+            writer.kill()
+    assert torn == 0
+
+
+@pytest.mark.timeout(2 * PATIENCE)
+def test_no_torn_letter_from_writers_that_are_killed_within_publications():
+    mailbox = Mailbox(100_000)
+    with start_writer("dying_mailbox", mailbox.block.fd, 40, mailbox.size) as writer:
+        letters, torn = read_letters(mailbox, writer, lambda letters: writer.poll() is not None)
+    assert writer.returncode == 0  # some left half a letter
     assert letters > 0 and torn == 0

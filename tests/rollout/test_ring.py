@@ -1,6 +1,7 @@
 """LaneRing: layout, publication, what readers may trust, which rows may be learned from."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from claw_lightning.rollout.ring import (
     RowLayout,
     usable,
 )
-from tests.builders import PATIENCE, lane_rows, ring_of_lanes, start_writer, write_step
+from tests.builders import PATIENCE, collector_of, lane_rows, ring_of_lanes, start_writer, write_step
+from tests.fakes.fake_envs import CountingEnv
+from tests.fakes.writers import FOREVER
 
 NUM_STEPS, NUM_LANES = 8, 3
 VECTORS = {"obs": 5, "states": 2, "action": 4}
@@ -161,21 +164,46 @@ def test_final_observations_that_were_overwritten_are_not_drawn():
 
 @pytest.mark.timeout(PATIENCE)
 def test_no_torn_row_from_a_writer_at_full_speed():
-    num_steps, num_lanes, obs_size, count = 16, 8, 64, 100_000
+    num_steps, num_lanes, obs_size = 16, 8, 64
     layout = RowLayout(obs_size, 1)
     ring = LaneRing(layout, num_steps, num_lanes)
-    rng, trusted, torn = np.random.default_rng(0), 0, 0
-    with start_writer("ring", ring.block.fd, count, obs_size, num_steps, num_lanes) as writer:
-        while writer.poll() is None or trusted == 0:
-            first, last = ring.readable()
-            if last <= first:
-                continue
-            steps, lanes = rng.integers(first, last, 32), rng.integers(0, num_lanes, 32)
-            rows = ring.rows[steps % num_steps, lanes].view(np.int32)
-            successors = ring.rows[(steps + 1) % num_steps, lanes].view(np.int32)
-            fine = ring.intact(steps)
-            trusted += int(fine.sum())
-            expected = (steps * num_lanes + lanes)[:, None]
-            torn += int(((rows != expected).any(1) | (successors != expected + num_lanes).any(1))[fine].sum())
-    assert writer.returncode == 0 and ring.head == count
+    rng, trusted, overtaken, torn = np.random.default_rng(0), 0, 0, 0
+    with start_writer("ring", ring.block.fd, FOREVER, obs_size, num_steps, num_lanes) as writer:
+        try:
+            while torn == 0 and (trusted < 1_000_000 or overtaken < 1000):
+                first, last = ring.readable()
+                if last <= first:
+                    time.sleep(0.001)
+                    continue
+                steps, lanes = rng.integers(first, last, 400), rng.integers(0, num_lanes, 400)
+                rows = ring.rows[steps % num_steps, lanes].view(np.int32)
+                successors = ring.rows[(steps + 1) % num_steps, lanes].view(np.int32)
+                fine = ring.intact(steps)
+                trusted += int(fine.sum())
+                overtaken += int((~fine).sum())
+                expected = (steps * num_lanes + lanes)[:, None]
+                torn += int(((rows != expected).any(1) | (successors != expected + num_lanes).any(1))[fine].sum())
+        finally:
+            writer.kill()
     assert torn == 0
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+def test_the_collector_publishes_a_step_only_when_it_is_whole(same_step):
+    autoreset = "same_step" if same_step else "next_step"
+    collector, ring, _ = collector_of(CountingEnv(num_envs=NUM_LANES, autoreset=autoreset), num_steps=NUM_STEPS)
+    publish, published = ring.publish, []
+
+    def remember():
+        published.append((ring.slot().view(np.int32).copy(), ring.finals.copy(), ring.finals_written))
+        publish()
+        ring.slot().view(np.int32)[:] = -77  # no word of it may be left as it was
+
+    ring.publish = remember
+    for step in range(3 * NUM_STEPS):
+        collector.step()
+        rows, finals, written = published[step]
+        np.testing.assert_array_equal(rows, ring.rows[step % NUM_STEPS].view(np.int32))
+        assert not (rows == -77).any()
+        np.testing.assert_array_equal(finals, ring.finals)
+        assert written == ring.finals_written and ring.head == step + 1
