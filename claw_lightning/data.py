@@ -10,26 +10,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError, WorkerError
-from claw_lightning.limits import available_memory
+from claw_lightning.events import FILE_NAME, EventLog, Playback
+from claw_lightning.limits import MemoryEstimate, available_memory, learner_bytes, process_bytes, refuse_oversized
+from claw_lightning.logs import log_to_file, log_traceback
 from claw_lightning.metrics import EpisodeStatistics
-from claw_lightning.pool import Worker, WorkerCommand, WorkerPool
+from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
+from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
 from claw_lightning.rate import RateLimiter
 from claw_lightning.replay import ReplayBatch, ReplayMemory
+from claw_lightning.replay.memory import Draw
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
 from claw_lightning.rollout.control import TIMERS, Control
-from claw_lightning.rollout.envs.base import SAME_STEP, EnvError, EnvSpec, VectorEnv, make_env
+from claw_lightning.rollout.envs.base import SAME_STEP, ContractError, EnvError, EnvSpec, VectorEnv, make_env
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.networks import Policy
 from claw_lightning.rollout.ring import LaneRing, RowLayout
@@ -60,6 +63,8 @@ def simulator_errors() -> Iterator[None]:
         yield
     except EnvError as error:
         raise ConfigError(str(error)) from error
+    except ContractError as error:
+        raise WorkerError(str(error)) from error
     except SystemExit as error:  # some simulators call quit() when they cannot start
         raise WorkerError(f"the simulator called exit({error.code})") from error
 
@@ -94,7 +99,19 @@ class ReplayDataModule(pl.LightningDataModule):
         eval_envs: lanes of the evaluator.
         eval_seed: seed of the evaluator's simulator.
         seed: of simulators, exploration and sampler; None: ``seed_everything``'s, else 0.
-        restart_budget: restarts of one worker within ten minutes before the run ends with an error.
+        on_worker_failure: what follows a worker's death, hang or error. ``restart``: it begins anew, within the budget,
+            after which the run ends with an error. ``degrade``: likewise, but then the run goes on without it, as long
+            as one is left. ``stop``: the run ends at once.
+        restart_budget: restarts of one worker within ``restart_window``.
+        restart_window: seconds.
+        deadlines: seconds after which a worker counts as hung, by what it does; changes of
+            :data:`claw_lightning.pool.DEADLINES` (``start``, ``reset``, ``step``, ``pull``, ``wait``, ``evaluate``:
+            without a heartbeat; ``write``: without a step although it may; ``adopt``: with an old policy).
+        recycle_steps: environment steps of one worker process after which a fresh one takes its place, at no cost to
+            the budget: simulators leak memory; 0: never.
+        record_events: write ``events.jsonl`` into the run's folder (:mod:`claw_lightning.events`).
+        replay_events: log of a recorded run, which is then run again in this process, step by step the same; for
+            debuggers. All other settings must be those of the recorded run.
     """
 
     def __init__(
@@ -119,7 +136,13 @@ class ReplayDataModule(pl.LightningDataModule):
         eval_envs: int = 10,
         eval_seed: int = 12345,
         seed: int | None = None,
+        on_worker_failure: Literal["restart", "degrade", "stop"] = "restart",
         restart_budget: int = 5,
+        restart_window: float = 600.0,
+        deadlines: dict[str, float] | None = None,
+        recycle_steps: int = 0,
+        record_events: bool = False,
+        replay_events: str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(env, EnvConfig):
@@ -132,8 +155,10 @@ class ReplayDataModule(pl.LightningDataModule):
         self.samples_per_insert, self.rate_band = samples_per_insert, rate_band
         self.warmup_steps, self.max_env_steps, self.mode = warmup_steps, max_env_steps, mode
         self.pull_every, self.eval_episodes, self.eval_envs = pull_every, eval_episodes, eval_envs
-        self.eval_seed, self.restart_budget = eval_seed, restart_budget
-        self._seed = seed
+        self.eval_seed, self._seed = eval_seed, seed
+        self.on_worker_failure, self.restart_budget = on_worker_failure, restart_budget
+        self.restart_window, self.deadlines = restart_window, dict(deadlines or {})
+        self.recycle_steps, self.record_events, self.replay_events = recycle_steps, record_events, replay_events
         self._check()
         self.spec: EnvSpec | None = None
         self.versions: dict[str, str] = {}
@@ -144,8 +169,11 @@ class ReplayDataModule(pl.LightningDataModule):
         self.learner_wait = 0.0
         self._mark: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
         self.stop_requested: Callable[[], bool] = lambda: False
+        self._process_bytes = (0, 0)  # of a process with one lane, of each further lane
         self._mailbox: Mailbox | None = None
+        self._published = 0
         self._evaluator: WorkerPool | None = None
+        self._describer: WorkerPool | None = None
         self._eval_result: dict[str, Any] | None = None
         self._eval_requests = 0
         self._restored_steps = 0
@@ -153,6 +181,8 @@ class ReplayDataModule(pl.LightningDataModule):
         self._segment_length = 1
         self._local: tuple[Collector, Control] | None = None
         self._local_evaluator: Any = None
+        self._events: EventLog | None = None
+        self._playback: Playback | None = None
         #: Settings of running simulators that were changed, by their mode.
         self._configured: dict[str, dict[str, Any]] = {"collect": {}, "evaluate": {}}
 
@@ -166,13 +196,15 @@ class ReplayDataModule(pl.LightningDataModule):
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("warmup_steps", "max_env_steps", "restart_budget", "eval_seed"):
+        for name in ("warmup_steps", "max_env_steps", "restart_budget", "recycle_steps", "eval_seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; it cannot be negative")
         for name, value in (("learner_threads", self.learner_threads), ("seed", self._seed)):
             if value is not None and value < (1 if name == "learner_threads" else 0):
                 raise ConfigError(f"data.{name} is {value}; give a larger number, or null")
-        check_numbers("data", {"samples_per_insert": self.samples_per_insert, "rate_band": self.rate_band}, above=0.0)
+        positive_numbers = ("samples_per_insert", "rate_band", "restart_window")
+        check_numbers("data", {name: getattr(self, name) for name in positive_numbers}, above=0.0)
+        self._check_supervision()
         if self.samples_per_insert < 1e-6:
             raise ConfigError(f"data.samples_per_insert is {self.samples_per_insert}; it must be at least 1e-6")
         if self.batch_size > self.capacity:
@@ -206,6 +238,19 @@ class ReplayDataModule(pl.LightningDataModule):
                 wanted,
                 cores,
             )
+
+    def _check_supervision(self) -> None:
+        for name in self.deadlines:
+            if name not in DEADLINES:
+                raise ConfigError(f"data.deadlines: there is none for '{name}'; known are {', '.join(DEADLINES)}")
+        check_numbers("data.deadlines", self.deadlines, above=0.0)
+        if self.on_worker_failure not in ("restart", "degrade", "stop"):
+            raise ConfigError(f"data.on_worker_failure is '{self.on_worker_failure}'; use restart, degrade or stop")
+        for name in ("record_events", "replay_events"):
+            if getattr(self, name) and self.mode == "lockstep":
+                raise ConfigError(f"data.{name}: a run in lock-step repeats by itself; set data.mode to overlapped")
+        if self.record_events and self.replay_events:
+            raise ConfigError("data.record_events: what is run again from data.replay_events has been recorded already")
 
     @property
     def lanes(self) -> int:
@@ -259,6 +304,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Learn the task's sizes from a short-lived worker, and share out the cores."""
+        log_to_file(self.log_path("learner"))
         if self.spec is None:
             self.spec, self.versions = self.describe()
             log.info("task %s: %s", self.spec.task, ", ".join(f"{k} {v}" for k, v in self.versions.items()))
@@ -280,10 +326,10 @@ class ReplayDataModule(pl.LightningDataModule):
             env.close()
             return env.spec, env.spec.versions
         found: dict[str, Any] = {}
-        settings = dict(self._settings("describe", 0), num_envs=1)
+        settings = dict(self._settings("describe", 0), num_envs=1, measure=True)
         worker = Worker("the simulator", self._command(settings), (), self.log_path("describe"))
 
-        pool = WorkerPool([worker])
+        self._describer = pool = WorkerPool([worker], policy=self._failure_policy())
         try:
             worker.start()
             while not found:
@@ -295,24 +341,32 @@ class ReplayDataModule(pl.LightningDataModule):
                 if worker.error is not None:
                     raise WorkerError(worker.error["message"] + f" (log: {worker.log_path})")
                 if ended:
-                    worker.process.wait(5.0)  # type: ignore[union-attr]
+                    worker.wait(5.0)
                     raise worker.failure(f"did not start in {self.worker_python} ({worker.exit_text()})")
-                if worker.control.silence > pool.deadlines[worker.control.phase]:
+                if worker.control.silence > pool.deadlines["start"]:
                     raise worker.failure("did not start in time")
         finally:
             pool.close(grace=1.0)
+            self._describer = None
+        self._process_bytes = (found.get("memory", 0), found.get("lane_memory", 0))
         return EnvSpec.from_json(found["spec"]), found["versions"]
 
     def _check_memory(self, spec: EnvSpec) -> None:
+        """Refuse what will not fit, before anything large is made."""
         layout = self.layout(spec)
-        needed = self.num_workers * LaneRing.bytes_needed(layout, self.ring_steps, self.envs_per_worker)
-        free = available_memory()
-        if needed > 0.9 * free:
-            fits = int(self.capacity * 0.8 * free / needed)
-            raise ConfigError(
-                f"data.capacity ({self.capacity:,} steps of {layout.row_bytes} bytes) needs {needed / 2**30:.1f} GiB, "
-                f"but only {free / 2**30:.1f} GiB are free; {fits:,} would fit"
-            )
+        replay = self.num_workers * LaneRing.bytes_needed(layout, self.ring_steps, self.envs_per_worker)
+        batch = self.updates_per_step * self.batch_size * (layout.row_bytes + 4 * layout.obs_size)
+        has_processes = self.mode == "overlapped"
+        base, per_lane = self._process_bytes
+        estimate = MemoryEstimate(
+            replay,
+            worker=process_bytes(base, self.envs_per_worker, per_lane),
+            num_workers=self.num_workers if has_processes else 0,
+            evaluator=process_bytes(base, self.eval_envs, per_lane) if has_processes else 0,
+            learner=learner_bytes(0, batch),
+        )
+        log.info("memory needed: %s", estimate.describe())
+        refuse_oversized(estimate, available_memory(), self.capacity, layout.row_bytes)
 
     @staticmethod
     def layout(spec: EnvSpec) -> RowLayout:
@@ -351,13 +405,14 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Close the workers (exception or signal; Lightning calls no teardown then)."""
+        log_traceback(exception)
         self.close()
 
     def kill(self) -> None:
-        """End all processes at once, without asking."""
-        for pool in (self.pool, self._evaluator):
+        """Send SIGKILL to all processes; safe in a signal handler. Of use only before the end of this one."""
+        for pool in (self.pool, self._evaluator, self._describer):
             if pool is not None:
-                pool.close(grace=0.0)
+                pool.kill()
 
     def close(self) -> None:
         """Stop all processes. Idempotent."""
@@ -366,6 +421,12 @@ class ReplayDataModule(pl.LightningDataModule):
                 pool.close()
         self._closed = self.memory is not None
         self._evaluator = None
+        if self._events is not None:
+            self._events.write("end")
+            self._events.close()
+            self._events = None
+        if self._playback is not None:
+            self._playback.close()
         if self._local is not None:
             self._local[0].env.close()
         if self._local_evaluator is not None:
@@ -374,11 +435,15 @@ class ReplayDataModule(pl.LightningDataModule):
 
     # -- workers ------------------------------------------------------------------------------------------------
 
+    @property
+    def run_folder(self) -> Path:
+        """Folder of the run."""
+        trainer = self.trainer
+        return Path((trainer.log_dir or trainer.default_root_dir) if trainer is not None else os.getcwd())
+
     def log_path(self, name: str) -> Path:
         """Log file of a process: in ``logs/`` of the run's folder."""
-        trainer = self.trainer
-        root = (trainer.log_dir or trainer.default_root_dir) if trainer is not None else os.getcwd()
-        return Path(root) / "logs" / f"{name}.log"
+        return self.run_folder / "logs" / f"{name}.log"
 
     def _settings(self, mode: str, worker: int) -> dict[str, Any]:
         return {
@@ -405,6 +470,9 @@ class ReplayDataModule(pl.LightningDataModule):
         assert self.trainer is not None
         layout = self.layout(self.spec)
         module: Any = self.trainer.lightning_module
+        if self.replay_events is not None:
+            self._playback = Playback(Path(self.replay_events))
+            self._playback.check(self._identity())
         # Lock-step: one ring of all lanes, filled by one collector in this process.
         count, lanes = (1, self.lanes) if self.mode == "lockstep" else (self.num_workers, self.envs_per_worker)
         rings = [LaneRing(layout, self.ring_steps, lanes) for _ in range(count)]
@@ -423,6 +491,9 @@ class ReplayDataModule(pl.LightningDataModule):
             )
             self._local = (collector, control)
             return
+        if self._playback is not None:
+            log.info("running %s again: %d draws", self.replay_events, len(self._playback.draws))
+            return
         workers = []
         for index, ring in enumerate(rings):
             settings = dict(
@@ -439,11 +510,79 @@ class ReplayDataModule(pl.LightningDataModule):
                 mailbox_fd=mailbox.block.fd,
             )
             fds = (ring.block.fd, mailbox.block.fd)
-            workers.append(Worker(f"worker {index}", self._command(settings), fds, self.log_path(f"worker_{index}")))
-        self.pool = WorkerPool(workers, self._on_message, self.restart_budget)
+            path = self.log_path(f"worker_{index}")
+            workers.append(Worker(f"worker {index}", self._command(settings), fds, path, ring))
+        if self.record_events:
+            self._events = EventLog(self.run_folder / FILE_NAME)
+            self._events.write("run", settings=self._identity())
+        self.pool = WorkerPool(
+            workers, self._on_message, self._failure_policy(), lambda: self._published, self.pull_every, self._on_event
+        )
         log.info("starting %d worker(s); logs: %s", len(workers), self.log_path("worker_*"))
         self.pool.start(wait=False)
         self.regulate()
+
+    def _failure_policy(self) -> FailurePolicy:
+        return FailurePolicy(
+            self.on_worker_failure,
+            self.restart_budget,
+            self.restart_window,
+            self.deadlines,
+            -(-self.recycle_steps // self.envs_per_worker),
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """Settings on which it depends which steps are taken and drawn, by their keys."""
+        names = (
+            "num_workers", "envs_per_worker", "worker_threads", "capacity", "batch_size", "updates_per_step",
+            "samples_per_insert", "warmup_steps", "seed",
+        )  # fmt: skip
+        return {"env": asdict(self.env), "updates": self._updates(), **{name: getattr(self, name) for name in names}}
+
+    def _updates(self) -> int:
+        module: Any = self.trainer.lightning_module if self.trainer is not None else None
+        return module.updates if module is not None else 0
+
+    def _on_event(self, kind: str, worker: Worker, **details: Any) -> None:
+        if self._events is not None and self.pool is not None:
+            if kind == "start":
+                details["configure"] = worker.command.settings["configure"]
+            self._events.write(kind, worker=self.pool.workers.index(worker), **details)
+
+    def supervise(self) -> None:
+        """Notice dead and hung workers and replace them. To be called about once a second whatever the learner does.
+
+        Raises:
+            WorkerError: a worker has failed for good and ``on_worker_failure`` ends the run.
+        """
+        if self.pool is not None:
+            self.pool.poll()
+
+    def processes(self) -> dict[str, int]:
+        """Numbers of the running processes: ``worker_<i>`` and ``evaluator``."""
+        found = {}
+        for pool, name in ((self.pool, "worker_{}"), (self._evaluator, "evaluator")):
+            for index, worker in enumerate(pool.workers if pool is not None else ()):
+                if worker.pid is not None and not worker.has_exited():
+                    found[name.format(index)] = worker.pid
+        return found
+
+    def _recorded_collector(self, worker: int, generation: int) -> Collector:
+        """What a worker's process of a recorded run was, in this process."""
+        assert self.memory is not None
+        assert self._mailbox is not None
+        settings = self._settings("collect", worker)
+        seed = settings["seed"] + SEED_STRIDE * generation
+        module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+        # What a process of its own draws from torch's generator must not be missing from the learner's.
+        with simulator_errors(), torch.random.fork_rng(devices=[]):
+            env = make_env(self.env.class_path, self.env.init_args, self.envs_per_worker, seed)
+            agent = OptionAgent(
+                num_lanes=env.num_envs, seed=seed, worker=worker, num_workers=self.num_workers,
+                **module.agent_settings(),
+            )  # fmt: skip
+            ring = self.memory.rings[worker]
+            return Collector(env, agent, ring, self._mailbox, Control(), self.episodes.add, seed)
 
     def _make_local_env(self, num_envs: int, seed: int, mode: str = "describe") -> Any:
         with simulator_errors():
@@ -495,11 +634,17 @@ class ReplayDataModule(pl.LightningDataModule):
         if self._mailbox is None:
             self._mailbox = Mailbox(policy.flat_size)
             self._mailbox.publish(policy.flatten(), 0)
+            if self._playback is not None:
+                self._playback.publish(policy.flatten(), 0)
         return self._mailbox
 
     def publish(self, policy: Policy, version: int) -> None:
         """Make parameters and normaliser statistics available to all workers, with their version (updates)."""
-        self.mailbox(policy).publish(policy.flatten(), version)
+        mailbox, values = self.mailbox(policy), policy.flatten()
+        mailbox.publish(values, version)
+        self._published = version
+        if self._playback is not None:
+            self._playback.publish(values, version)
 
     def regulate(self) -> None:
         """Read what was inserted and tell every worker how far it may go."""
@@ -508,22 +653,27 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.pool is None:
             return
         remaining = self.limiter.inserts_allowed - self.limiter.inserted
-        lanes = self.envs_per_worker
-        share, rest = divmod(max(0, remaining) // lanes, self.num_workers)
+        working = [worker for worker in self.pool.workers if not self.pool.is_lost(worker)]
+        if not working:  # closed already
+            return
+        share, rest = divmod(max(0, remaining) // self.envs_per_worker, len(working))
         # What is left over goes to the workers that are behind, so that also the last few steps are inserted.
-        order = np.argsort([ring.head for ring in self.memory.rings], kind="stable")
-        for place, index in enumerate(order):
-            if index < len(self.pool.workers):
-                control = self.pool.workers[index].control
-                control.steps_allowed = self.memory.rings[index].head + share + (place < rest)
+        working.sort(key=lambda worker: worker.head)
+        for place, worker in enumerate(working):
+            worker.control.steps_allowed = worker.head + share + (place < rest)
 
     def _on_message(self, worker: Worker, message: dict[str, Any]) -> None:
         if message["kind"] == "episodes":
             self.episodes.add([Episode(*episode) for episode in message["episodes"]])
+        elif message["kind"] == "configured" and self._events is not None and self.pool is not None:
+            index = self.pool.workers.index(worker)
+            self._events.write("configured", worker=index, step=message["step"], settings=message["settings"])
 
     def next_batch(self) -> ReplayBatch | None:
         """The next replay batch as soon as the rate allows it; None when the run has inserted and learned all."""
         assert self.memory is not None
+        if self._playback is not None:
+            return self._recorded_batch(self.memory, self._playback)
         started = time.perf_counter()
         while True:
             self.regulate()
@@ -543,16 +693,39 @@ class ReplayDataModule(pl.LightningDataModule):
         self.learner_wait += time.perf_counter() - started
         if self.pool is not None:
             self.pool.poll()
-        batch = self.memory.sample(self.updates_per_step, self.batch_size, self._segment_length)
-        batch.env_steps = self.limiter.inserted
-        self.limiter.sampled += self.updates_per_step * self.batch_size
+        batch = self._sample(self.memory)
+        if self._events is not None:
+            assert self.memory.last_draw is not None
+            self._events.draw(self.memory.rings, self.memory.last_draw, self._updates())
         self.regulate()
         return batch
+
+    def _sample(self, memory: ReplayMemory, script: Draw | None = None) -> ReplayBatch:
+        batch = memory.sample(self.updates_per_step, self.batch_size, self._segment_length, script)
+        batch.env_steps += self._restored_steps
+        self.limiter.inserted = batch.env_steps
+        self.limiter.sampled += self.updates_per_step * self.batch_size
+        return batch
+
+    def _recorded_batch(self, memory: ReplayMemory, playback: Playback) -> ReplayBatch | None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.worker_threads)  # as in the worker: sums come out in the same order
+        try:
+            with simulator_errors():
+                draw = playback.advance(memory.rings, self._recorded_collector)
+        finally:
+            torch.set_num_threads(threads)
+        if draw is None or self.stop_requested():
+            assert self.trainer is not None
+            self.trainer.should_stop = True
+            return None
+        return self._sample(memory, draw)
 
     @property
     def collection_version(self) -> int | None:
         """Oldest policy version (updates) with which a running worker acts; None before any has adopted one."""
-        versions = [worker.control.version for worker in self.pool.workers if worker.ready] if self.pool else []
+        workers = self.pool.workers if self.pool is not None else ()
+        versions = [w.control.version for w in workers if w.ready and not self.pool.is_lost(w)]  # type: ignore[union-attr]
         return min(versions) if versions and min(versions) > 0 else None
 
     def log_metrics(self) -> dict[str, float]:
@@ -624,23 +797,30 @@ class ReplayDataModule(pl.LightningDataModule):
             )
             fds = (self._eval_mailbox.block.fd,)
             worker = Worker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
-            self._evaluator = WorkerPool([worker], self._on_evaluated, self.restart_budget)
+            self._evaluator = WorkerPool([worker], self._on_evaluated, self._failure_policy())
             self._evaluator.start(wait=False)
         self._eval_mailbox.publish(policy.flatten(), 0)
         self._eval_requests += 1
         self._eval_result = None
         worker = self._evaluator.workers[0]
-        restarts = -1
+        generation = -1
         while self._eval_result is None:
             if self.stop_requested():
                 return None
-            if restarts != worker.total_restarts:  # also after a restart: the request died with the process
-                restarts = worker.total_restarts
+            if generation != worker.generation:  # also after a restart: the request died with the process
+                generation = worker.generation
                 request = {"request": self._eval_requests, "episodes": episodes, "seed": seed, "student": student}
                 worker.send(request)
-            self._evaluator.poll()
-            if self.pool is not None:
-                self.pool.poll()
+            try:
+                self._evaluator.poll()
+            except WorkerError as error:
+                if self.on_worker_failure != "degrade":
+                    raise
+                log.error("%s; this evaluation is left out", error)
+                self._evaluator.close(grace=0.0)
+                self._evaluator = None
+                return None
+            self.supervise()
             self._evaluator.wait_for_message(0.05)
         return self._eval_result
 

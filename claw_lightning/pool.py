@@ -1,219 +1,116 @@
-"""WorkerPool: starts, watches, restarts and stops the worker processes. The only place that knows processes."""
+"""WorkerPool: starts, watches, restarts and stops the worker processes."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 import selectors
-import subprocess
-import sys
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from claw_lightning.errors import WorkerError
+from claw_lightning.process import Worker, WorkerCommand
 from claw_lightning.rollout import control as phases
-from claw_lightning.rollout.control import Control
+
+__all__ = ["DEADLINES", "FailurePolicy", "Worker", "WorkerCommand", "WorkerPool"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a heartbeat after which a worker counts as hung, by phase.
+#: Seconds after which a worker counts as hung: without a heartbeat, by the phase that it is in; and, beating or not,
+#: without a step although it may write (``write``), or with an old policy although it steps on (``adopt``).
 DEADLINES = {
-    phases.START: 300.0,
-    phases.RESET: 120.0,
-    phases.STEP: 60.0,
-    phases.PULL: 30.0,
-    phases.WAIT: 30.0,
-    phases.EVALUATE: 60.0,
+    "start": 300.0,
+    "reset": 120.0,
+    "step": 60.0,
+    "pull": 30.0,
+    "wait": 30.0,
+    "evaluate": 60.0,
+    "write": 240.0,
+    "adopt": 120.0,
 }
-#: Variables that would lead another interpreter to this one's libraries, or tie it to a rank of the learner.
-CLEARED = ("PYTHONHOME", "VIRTUAL_ENV", "LOCAL_RANK", "RANK", "WORLD_SIZE", "PYTHONSTARTUP")
-BOOTSTRAP = str(Path(__file__).resolve().parent / "rollout" / "bootstrap.py")
+#: Seconds before the n-th restart in a row of processes that took no step; one that worked comes back at once.
+BACK_OFF = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+#: Seconds between two looks after which the learner itself, or the whole machine, may have stood still.
+PAUSE = 2.0
+#: Seconds that a silent worker gets after such a pause to show that it lives.
+SECOND_CHANCE = 0.5
+#: Seconds from the end of the message pipe to that of the process.
+LAST_BREATH = 1.0
+#: Seconds between looks at the size of the logs.
+LOG_INTERVAL = 10.0
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What follows the failure of a worker.
+
+    Attributes:
+        on_failure: ``restart``: begin anew within the budget, then end the run with an error. ``degrade``: begin anew
+            within the budget, then go on without it; the failure of the last one ends the run. ``stop``: end the run.
+        budget: restarts of one worker within ``window``.
+        window: seconds.
+        deadlines: changes of :data:`DEADLINES`.
+        recycle_after: vector steps of one process after which a fresh one takes its place (simulators leak); 0: never.
+    """
+
+    on_failure: str = "restart"
+    budget: int = 5
+    window: float = 600.0
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    recycle_after: int = 0
 
 
 @dataclass
-class WorkerCommand:
-    """How to start a worker: interpreter, device, settings that go to its standard input."""
+class _Watch:
+    """What the pool remembers of one worker between two looks."""
 
-    python: str
-    settings: dict[str, Any]
-    device: str = "cpu"
-
-    def environment(self) -> dict[str, str]:
-        """Environment of the child, complete before it starts: a running interpreter would read some of it too late."""
-        env = {key: value for key, value in os.environ.items() if key not in CLEARED}
-        threads = str(self.settings["num_threads"])
-        env.update({f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")})
-        env["PYTHONUNBUFFERED"] = "1"
-        # The user's working directory, so that own simulators are found; the learner's path only for its own Python.
-        paths = [os.getcwd()]
-        if self.python == sys.executable and env.get("PYTHONPATH"):
-            paths.append(env["PYTHONPATH"])
-        env["PYTHONPATH"] = os.pathsep.join(paths)
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        if self.device == "cpu":
-            env["CUDA_VISIBLE_DEVICES"] = ""
-        elif self.device.startswith("cuda:"):
-            env["CUDA_VISIBLE_DEVICES"] = self.device.split(":", 1)[1]
-        return env
-
-
-class Worker:
-    """One worker process and the learner's ends of its blocks and pipes."""
-
-    def __init__(self, name: str, command: WorkerCommand, fds: tuple[int, ...], log_path: Path) -> None:
-        self.name, self.command, self.log_path = name, command, log_path
-        self._shared_fds = fds
-        self.control = Control()
-        self.process: subprocess.Popen[bytes] | None = None
-        self.ready = False
-        self.error: dict[str, Any] | None = None
-        self.restarts: deque[float] = deque()
-        self.total_restarts = 0
-        self._buffer = b""
-        self._pipe = -1
-
-    def start(self) -> None:
-        """Launch the process. Its log is appended to, so that the reason of an earlier end stays readable."""
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        self.ready, self.error, self._buffer, self._pipe = False, None, b"", read_end
-        self.control.stop = False
-        self.control.beat(phases.START)
-        settings = dict(self.command.settings, message_fd=write_end, control_fd=self.control.block.fd)
-        # A restarted worker must not play the same episodes with the same noise again.
-        settings["seed"] = settings.get("seed", 0) + 100_003 * self.total_restarts
-        try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            log_file = self.log_path.open("ab")
-        except OSError as error:
-            os.close(read_end)
-            os.close(write_end)
-            self._pipe = -1
-            raise WorkerError(
-                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
-                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
-            ) from error
-        try:
-            with log_file:
-                self.process = subprocess.Popen(
-                    [self.command.python, BOOTSTRAP],
-                    stdin=subprocess.PIPE,
-                    stdout=log_file,
-                    stderr=log_file,
-                    env=self.command.environment(),
-                    pass_fds=(write_end, self.control.block.fd, *self._shared_fds),
-                )
-        except OSError as error:
-            os.close(read_end)
-            self._pipe = -1  # else kill() would close this number again, which may be another file's by then
-            raise WorkerError(
-                f"data.worker_python: cannot start {self.command.python} ({error.strerror or error})"
-            ) from error
-        finally:
-            os.close(write_end)
-        self.send(settings)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send one JSON line to the worker's standard input; a dead worker is noticed by :meth:`messages`."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
-
-    def messages(self) -> tuple[list[dict[str, Any]], bool]:
-        """Messages that have arrived, and whether the pipe has ended (the process has died). Never waits."""
-        ended = self._pipe < 0
-        while not ended:
-            try:
-                chunk = os.read(self._pipe, 1 << 16)
-            except BlockingIOError:
-                break
-            if not chunk:
-                ended = True
-            self._buffer += chunk
-        *lines, self._buffer = self._buffer.split(b"\n")
-        found = []
-        for line in lines:
-            message = json.loads(line)
-            if message["kind"] == "ready":
-                self.ready = True
-            elif message["kind"] == "error":
-                self.error = message
-            found.append(message)
-        return found, ended
-
-    def failure(self, what: str) -> WorkerError:
-        """One line that says what happened to this worker, and where its log is."""
-        reason = self.error["message"] if self.error else f"the last line of its log is '{self._last_line()}'"
-        return WorkerError(f"{self.name} {what}: {' '.join(reason.split())} (log: {self.log_path})")
-
-    def _last_line(self) -> str:
-        try:
-            with self.log_path.open("rb") as file:  # only the end: a simulator may print a lot
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return lines[-1].strip() if lines else ""
-
-    def exit_text(self) -> str:
-        """How the process ended, in words."""
-        code = self.process.poll() if self.process else None
-        if code is None:
-            return "closed its pipe"
-        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
-
-    def kill(self) -> None:
-        """End the process now and release its pipes."""
-        if self.process is not None:
-            if self.process.poll() is None:
-                self.process.kill()
-            if self.process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    self.process.stdin.close()
-            self.process.wait()
-            self.process = None
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
-
-    def release(self) -> None:
-        """Free the control block; the worker cannot be started again."""
-        self.kill()
-        self.control.block.close()
+    restart_at: float | None = None  # backing off until then (monotonic seconds)
+    is_lost: bool = False
+    is_recycled: bool = False  # asked to make room for its successor
+    idle_failures: int = 0  # in a row, without a step in between
+    owes_since: float | None = None  # it may write and has not
+    owes_head: int = 0
+    lags_since: float | None = None  # a newer policy than its own is there
+    lags_head: int = 0
+    lags_version: int = 0
 
 
 class WorkerPool:
     """A set of workers under supervision.
 
-    :meth:`poll` is called often by whoever waits for experience. It drains messages, notices deaths at once (end of the
-    message pipe) and hangs by their heartbeat, restarts within the budget and raises :class:`WorkerError` beyond it.
+    :meth:`poll` is called often by whoever waits for experience. It drains messages, notices deaths at once (the end of
+    the message pipe, or of the process), hangs by the heartbeat, workers that do not write and workers that act with an
+    old policy. What follows is the :class:`FailurePolicy`'s matter.
 
     Args:
         workers: not yet started.
         on_message: called as ``on_message(worker, message)`` for messages other than ``ready`` and ``error``.
-        restart_budget: restarts per worker within ``restart_window`` seconds.
+        policy: what follows a failure.
+        published: the newest version that workers can adopt.
+        adopt_steps: vector steps within which a worker looks for it.
+        on_event: called as ``on_event(kind, worker, **details)`` for ``start``, ``ready``, ``failure``, ``recycle`` and
+            ``lost``.
     """
 
     def __init__(
         self,
         workers: list[Worker],
         on_message: Callable[[Worker, dict[str, Any]], None] = lambda worker, message: None,
-        restart_budget: int = 5,
-        restart_window: float = 600.0,
-        deadlines: dict[int, float] | None = None,
+        policy: FailurePolicy | None = None,
+        published: Callable[[], int] = lambda: 0,
+        adopt_steps: int = 1,
+        on_event: Callable[..., None] = lambda kind, worker, **details: None,
     ) -> None:
         self.workers = workers
-        self.on_message = on_message
-        self.restart_budget, self.restart_window = restart_budget, restart_window
-        self.deadlines = {**DEADLINES, **(deadlines or {})}
+        self.on_message, self.on_event = on_message, on_event
+        self.policy = policy or FailurePolicy()
+        self.deadlines = {**DEADLINES, **self.policy.deadlines}
+        self.published, self.adopt_steps = published, adopt_steps
+        self._watches = {id(worker): _Watch() for worker in workers}
+        self._last_poll = time.monotonic()
+        self._logs_seen = self._last_poll
+        self.recycled = 0
 
     def start(self, wait: bool = True, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Start all workers and, with ``wait``, return when each has built its simulator.
@@ -222,66 +119,183 @@ class WorkerPool:
             WorkerError: a worker ended or stayed silent before it was ready.
         """
         for worker in self.workers:
-            worker.start()
+            self._start(worker)
         while wait and not all(worker.ready for worker in self.workers) and not interrupted():
             self.poll()
-            time.sleep(0.005)
+            self.wait_for_message(0.05)
+
+    def _start(self, worker: Worker) -> None:
+        watch = self._watches[id(worker)]
+        watch.restart_at = watch.owes_since = watch.lags_since = None
+        watch.is_recycled = False
+        worker.start()
+        self.on_event(
+            "start", worker, pid=worker.pid, generation=worker.generation, restarts=worker.total_restarts,
+            head=worker.first_head,
+        )  # fmt: skip
 
     @property
     def alive(self) -> int:
         """Workers that run and are ready."""
-        return sum(w.ready and w.process is not None and w.process.poll() is None for w in self.workers)
+        return sum(worker.ready and not worker.has_exited() for worker in self.workers)
 
     @property
     def restarts(self) -> int:
-        """Restarts of all workers so far."""
+        """Restarts of all workers after failures so far."""
         return sum(worker.total_restarts for worker in self.workers)
 
+    def is_lost(self, worker: Worker) -> bool:
+        """Whether the run goes on without this worker."""
+        return self._watches[id(worker)].is_lost
+
+    # -- supervision --------------------------------------------------------------------------------------------
+
     def poll(self) -> None:
-        """Supervise; see the class. Costs a system call per worker when nothing happened."""
+        """Supervise; see the class. Costs a few system calls per worker when nothing happened.
+
+        Raises:
+            WorkerError: a worker has failed for good and the policy ends the run.
+        """
+        now = time.monotonic()
+        was_paused, self._last_poll = now - self._last_poll > PAUSE, now
         for worker in self.workers:
+            watch = self._watches[id(worker)]
+            if watch.is_lost:
+                continue
+            if watch.restart_at is not None:
+                if now >= watch.restart_at:
+                    self._start(worker)
+                continue
+            was_ready = worker.ready
             messages, ended = worker.messages()
             for message in messages:
                 if message["kind"] not in ("ready", "error"):
                     self.on_message(worker, message)
+            if worker.ready and not was_ready:
+                self.on_event("ready", worker, pid=worker.pid)
             if ended:
-                self._reap(worker)
-            elif worker.control.silence > self.deadlines[worker.control.phase]:
-                phase = phases.PHASES[worker.control.phase]
-                self._recover(worker, f"gave no sign of life for {worker.control.silence:.0f} s in phase '{phase}'")
+                self._reap(worker, watch)
+            elif what := self._hang(worker, was_paused) or self._idleness(worker, watch, now):
+                self._recover(worker, watch, what)
+            elif worker.has_written:
+                watch.idle_failures = 0
+                self._recycle_if_due(worker, watch)
+        if now - self._logs_seen > LOG_INTERVAL:
+            self._logs_seen = now
+            for worker in self.workers:
+                worker.cut_log()
 
-    def _reap(self, worker: Worker) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if worker.process is not None:
-                worker.process.wait(timeout=1.0)
-        self._recover(worker, worker.exit_text())
+    def _hang(self, worker: Worker, was_paused: bool) -> str:
+        """What to say of a worker that has been silent for too long; empty for the others."""
+        control = worker.control
+        phase = phases.PHASES[control.phase]
+        limit = self.deadlines[phase]
+        if was_paused and control.silence > limit:
+            # Perhaps it was not the worker that stood still (a suspended container): whoever lives beats again soon.
+            until = time.monotonic() + SECOND_CHANCE
+            while control.silence > limit and time.monotonic() < until:
+                time.sleep(0.01)
+        silence = control.silence
+        return f"gave no sign of life for {silence:.1f} s in phase '{phase}'" if silence > limit else ""
 
-    def _recover(self, worker: Worker, what: str) -> None:
-        """Restart a dead or hung worker, or give up with the reason."""
-        was_ready = worker.ready
-        failure = worker.failure(what)
+    def _idleness(self, worker: Worker, watch: _Watch, now: float) -> str:
+        """What to say of a worker that beats but does not do its work; empty for the others."""
+        if worker.ring is None or not worker.ready:
+            return ""
+        head, version, newest = worker.head, worker.control.version, self.published()
+        if head >= worker.control.steps_allowed or head != watch.owes_head or watch.owes_since is None:
+            watch.owes_head = head
+            watch.owes_since = now if head < worker.control.steps_allowed else None
+        elif now - watch.owes_since > self.deadlines["write"]:
+            return f"has written nothing for {now - watch.owes_since:.1f} s although it may"
+        if version >= newest or version != watch.lags_version or watch.lags_since is None:
+            watch.lags_head, watch.lags_version = head, version
+            watch.lags_since = now if version < newest else None
+        elif now - watch.lags_since > self.deadlines["adopt"] and head - watch.lags_head > 2 * self.adopt_steps:
+            steps = head - watch.lags_head
+            return f"acts with version {version} of the policy {steps} vector steps after a newer one was published"
+        return ""
+
+    def _recycle_if_due(self, worker: Worker, watch: _Watch) -> None:
+        """Ask a process that has done its share to end; one at a time, so that the others go on collecting."""
+        due = self.policy.recycle_after
+        if due <= 0 or watch.is_recycled or worker.head - worker.first_head < due:
+            return
+        if any(other.is_recycled for other in self._watches.values()):
+            return
+        watch.is_recycled = worker.control.stop = True
+        self.on_event("recycle", worker, pid=worker.pid, head=worker.head)
+
+    def _reap(self, worker: Worker, watch: _Watch) -> None:
+        """A process whose pipe has ended, or that has ended itself."""
+        until = time.monotonic() + LAST_BREATH
+        while not worker.has_exited() and time.monotonic() < until:
+            time.sleep(0.001)
+        worker.kill()  # also what its simulator has started
+        if watch.is_recycled and worker.error is None:
+            self.recycled += 1
+            self._start(worker)
+        else:
+            self._recover(worker, watch, worker.exit_text())
+
+    def _recover(self, worker: Worker, watch: _Watch, what: str) -> None:
+        """Restart a dead or hung worker, go on without it, or give up with the reason."""
+        failure, policy = worker.failure(what), self.policy
+        pid, head = worker.pid, worker.head
         worker.kill()
-        # Never came up (exit status 0 too: simulators call quit()), or breaks the contract: it would fail again.
-        is_hopeless = worker.error is not None and worker.error.get("user", False)
-        if is_hopeless or (not was_ready and worker.total_restarts == 0):
-            raise failure
+        watch.is_recycled = False
         now = time.monotonic()
-        while worker.restarts and now - worker.restarts[0] > self.restart_window:
+        watch.idle_failures = 0 if worker.has_written else watch.idle_failures + 1
+        while worker.restarts and now - worker.restarts[0] > policy.window:
             worker.restarts.popleft()
-        if len(worker.restarts) >= self.restart_budget:
-            raise WorkerError(f"{failure}; restarted {len(worker.restarts)} times already, giving up")
+        reason = self._hopeless(worker)
+        if reason is None and len(worker.restarts) >= policy.budget:
+            reason = f"restarted {len(worker.restarts)} times within {policy.window:g} s already"
+        if reason is not None:
+            self._give_up(worker, watch, failure, reason, pid)
+            return
+        delay = 0.0 if worker.has_written else BACK_OFF[min(watch.idle_failures, len(BACK_OFF)) - 1]
         worker.restarts.append(now)
         worker.total_restarts += 1
-        log.warning("%s; restarting it", failure)
-        worker.start()
+        self.on_event("failure", worker, pid=pid, what=what, head=head, delay=delay)
+        log.warning("%s; restarting it%s", failure, f" in {delay:g} s" if delay else "")
+        watch.restart_at = now + delay
+        if delay == 0:
+            self._start(worker)
+
+    def _hopeless(self, worker: Worker) -> str | None:
+        """Why a restart would not help; None where it may."""
+        if self.policy.on_failure == "stop":
+            return "data.on_worker_failure is stop"
+        if worker.error is not None and worker.error.get("user", False):
+            return ""  # a setting: it would fail again
+        if worker.generation == 0 and not worker.has_written and (worker.error is not None or not worker.ready):
+            return ""  # never worked (exit status 0 too: simulators call quit())
+        return None
+
+    def _give_up(self, worker: Worker, watch: _Watch, failure: WorkerError, reason: str, pid: int | None) -> None:
+        is_setting = worker.error is not None and worker.error.get("user", False)
+        others = [each for each in self.workers if each is not worker and not self.is_lost(each)]
+        self.on_event("lost", worker, pid=pid, what=str(failure))
+        if self.policy.on_failure != "degrade" or is_setting or not others:
+            raise WorkerError(f"{failure}; {reason}, giving up") if reason else failure
+        watch.is_lost = True
+        log.error("%s; %sgoing on with %d workers", failure, f"{reason}, " if reason else "", len(others))
+
+    # -- waiting and ending -------------------------------------------------------------------------------------
 
     def wait_for_message(self, seconds: float) -> None:
         """Sleep until a worker says something or ends, at most ``seconds``."""
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:
-                if worker._pipe >= 0:
-                    selector.register(worker._pipe, selectors.EVENT_READ)
+                if worker.pipe >= 0:
+                    selector.register(worker.pipe, selectors.EVENT_READ)
             selector.select(seconds)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all processes; safe in a signal handler, and in the middle of :meth:`poll`."""
+        for worker in self.workers:
+            worker.send_kill()
 
     def close(self, grace: float = 2.0) -> None:
         """Ask all workers to stop, then end those that do not within ``grace`` seconds. Idempotent."""
@@ -289,8 +303,7 @@ class WorkerPool:
             worker.control.stop = True
         deadline = time.monotonic() + grace
         for worker in self.workers:
-            if worker.process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            while not worker.has_exited() and time.monotonic() < deadline:
+                time.sleep(0.002)
             worker.release()
         self.workers = []

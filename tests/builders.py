@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from claw_lightning.pool import Worker, WorkerCommand, WorkerPool
+from claw_lightning.pool import FailurePolicy, Worker, WorkerCommand, WorkerPool
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode
 from claw_lightning.rollout.control import Control
@@ -140,9 +140,10 @@ class Rig:
         self.log_path = tmp_path / "worker.log"
         command = WorkerCommand(options.pop("python", sys.executable), settings)
         fds = (self.ring.block.fd, self.mailbox.block.fd)
-        self.worker = Worker("worker 0", command, fds, self.log_path)
+        self.worker = Worker("worker 0", command, fds, self.log_path, self.ring if mode == "collect" else None)
         self.messages: list[dict[str, Any]] = []
-        self.pool = WorkerPool([self.worker], lambda worker, message: self.messages.append(message), **options)
+        policy = FailurePolicy(**options.pop("failure", {}))
+        self.pool = WorkerPool([self.worker], lambda worker, message: self.messages.append(message), policy, **options)
 
     def __enter__(self) -> Rig:
         return self

@@ -5,10 +5,14 @@ site-packages, a PYTHONPATH that led there would hand a Python 3.8 worker the le
 """
 
 import os
+import signal
 import sys
 import types
 
 if __name__ == "__main__":
+    # Sent to all processes of a run at its end, as Ctrl-C is; the learner decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     here = os.path.dirname(os.path.abspath(__file__))
     # A script's folder comes first on the path; this one's file names would hide others' modules.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]

@@ -10,7 +10,7 @@ import numpy as np
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.control import Control
-from claw_lightning.rollout.envs.base import EnvError, VectorEnv
+from claw_lightning.rollout.envs.base import ContractError, StepResult, VectorEnv
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.ring import (
     BORDER,
@@ -23,6 +23,9 @@ from claw_lightning.rollout.ring import (
     TRUNCATED,
     LaneRing,
 )
+
+#: Vector steps in a row without finite numbers after which a lane of a task without a time limit counts as broken.
+BROKEN_LIMIT = 1000
 
 
 class Episode(NamedTuple):
@@ -41,7 +44,7 @@ class EpisodeTracker:
         self.lengths = np.zeros(num_lanes, np.int64)
 
     def update(self, reward: np.ndarray, done: np.ndarray, border: np.ndarray, success: Any) -> List[Any]:
-        """Add one vector step; returns (lane, Episode) of lanes that ended."""
+        """Add one vector step; returns (lane, Episode) of lanes that ended. A return may be no number."""
         counted = ~border
         self.returns += np.where(counted, reward, 0.0)
         self.lengths += counted
@@ -96,13 +99,28 @@ class Collector:
         self.tracker = EpisodeTracker(env.num_envs)
         self._steps = 0
         self._obs: Optional[np.ndarray] = None
+        #: Vector steps in a row with numbers that are not finite, per lane.
+        self._broken = np.zeros(env.num_envs, np.int64)
+        self._patience = env.spec.max_episode_steps + 2 if env.spec.max_episode_steps > 0 else BROKEN_LIMIT
 
     def reset(self) -> None:
         """Open new episodes in all lanes. Their first-step flags keep anything from crossing into them."""
         self.control.beat(phases.RESET)
-        self._obs = self._checked(self.env.reset(self.seed), (self.env.num_envs, self.env.spec.obs_size), "observation")
-        self._states = self.env.states()
+        obs = self._checked(self.env.reset(self.seed), (self.env.num_envs, self.env.spec.obs_size), "observation")
+        self._keep(obs, self.env.states())
         self._first = np.ones(self.env.num_envs, bool)
+
+    def _keep(self, obs: np.ndarray, states: Optional[np.ndarray]) -> None:
+        """Put what the next action is chosen on where it belongs: a simulator may write over its buffers.
+
+        The slot of the step that is not published yet is nobody else's, so this is the only copy.
+        """
+        rows, view = self.ring.slot(), self.ring.layout.view
+        self._obs = view(rows, "obs")
+        self._obs[:] = obs
+        if self.ring.layout.states_size:
+            shape = (self.env.num_envs, self.env.spec.states_size)
+            view(rows, "states")[:] = self._checked(states, shape, "states")
 
     def step(self) -> None:
         """One vector step: pull, act, simulate, publish."""
@@ -110,6 +128,7 @@ class Collector:
             self.reset()
         timers = self.control.timers
         started = time.perf_counter()
+        self.control.beat(phases.PULL)
         if self._steps % self.pull_every == 0:
             self.puller.pull()
         self._steps += 1
@@ -117,31 +136,32 @@ class Collector:
         assert self._obs is not None
         decision = self.agent.act(self._obs, self._first)
         inferred = time.perf_counter()
+        self._write_decision(decision)
         self.control.beat(phases.STEP)
-        result = self.env.step(decision.action)
+        result = self.env.step(np.nan_to_num(decision.action))  # the row keeps what was chosen, and is quarantined
+        self._check(result)
         simulated = time.perf_counter()
-        self._write(decision, result)
+        self._write_result(decision, result)
         self._finish(result)
         written = time.perf_counter()
         timers += (simulated - inferred, inferred - pulled, written - simulated, pulled - started, 0.0)
 
-    def _write(self, decision: Any, result: Any) -> None:
-        ring, view = self.ring, self.ring.layout.view
-        n, shape = self.env.num_envs, (self.env.num_envs, self.env.spec.obs_size)
-        self._checked(result.obs, shape, "observation")
-        self._checked(result.reward, (n,), "reward")
-        rows = ring.slot()
-        view(rows, "obs")[:] = self._obs
-        if ring.layout.states_size:
-            view(rows, "states")[:] = self._states
+    def _write_decision(self, decision: Any) -> None:
+        """Before the step: what the simulator does to the actions that it is given must not change the rows."""
+        rows, view = self.ring.slot(), self.ring.layout.view  # the observation is there already
         view(rows, "action")[:] = decision.action
-        view(rows, "reward")[:] = result.reward
         view(rows, "log_prob_action")[:] = decision.log_prob_action
         view(rows, "log_prob_option")[:] = decision.log_prob_option
         view(rows, "option")[:] = decision.option
         view(rows, "previous_option")[:] = decision.previous_option
         view(rows, "option_age")[:] = decision.age
         view(rows, "version")[:] = self.agent.version
+
+    def _write_result(self, decision: Any, result: StepResult) -> None:
+        """Complete the rows and publish them."""
+        ring, view = self.ring, self.ring.layout.view
+        n, rows = self.env.num_envs, ring.slot()
+        view(rows, "reward")[:] = result.reward
         flags = (
             result.terminated * TERMINATED
             + result.truncated * TRUNCATED
@@ -155,10 +175,12 @@ class Collector:
         if bad.any():
             flags[bad] |= QUARANTINED
             self.control.add_quarantined(int(bad.sum()))
+        self._count_broken(bad)
         if ring.layout.has_finals:
             indices = np.full(n, -1, np.int32)
             if result.has_final_obs is not None and result.has_final_obs.any():
                 lanes = np.flatnonzero(result.has_final_obs)
+                assert result.final_obs is not None  # checked
                 finals = result.final_obs[lanes]
                 indices[lanes] = ring.write_finals(finals)
                 flags[lanes] |= HAS_FINAL
@@ -175,17 +197,61 @@ class Collector:
         if episodes:
             self.on_episodes([episode for _, episode in episodes])
         # Next-step autoreset opens an episode after the border step, same-step autoreset right after the end.
-        self._first = done if self.ring.layout.has_finals else result.is_border
-        self._obs, self._states = result.obs, result.states
+        # (a copy: the simulator may write over its own before the flags of the next row are made)
+        self._first = done if self.ring.layout.has_finals else result.is_border.copy()
+        self._keep(result.obs, result.states)
 
     @staticmethod
-    def _checked(array: np.ndarray, shape: Any, what: str) -> np.ndarray:
-        if array.shape != shape or array.dtype != np.float32:
-            raise EnvError(
-                "the simulator returned %s of shape %s %s, expected %s float32"
-                % (what, array.shape, array.dtype, shape)
+    def _checked(array: Any, shape: Any, what: str, dtype: Any = np.float32) -> np.ndarray:
+        if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
+            is_array = isinstance(array, np.ndarray)
+            got = "of shape %s %s" % (array.shape, array.dtype) if is_array else "as %s" % type(array).__name__
+            raise ContractError(
+                "the simulator returned %s %s, expected %s %s" % (what, got, shape, np.dtype(dtype).name)
             )
         return array
+
+    def _check(self, result: StepResult) -> None:
+        """Hold a step against the contract: what is of another shape must not be spread over rows by broadcasting.
+
+        Raises:
+            ContractError: names the array, its shape and dtype, and what was expected.
+        """
+        n = self.env.num_envs
+        shape = (n, self.env.spec.obs_size)
+        for value, kind, what in ((result, StepResult, "the step"), (getattr(result, "info", {}), dict, "info")):
+            if not isinstance(value, kind):
+                raise ContractError(
+                    "the simulator returned %s as %s, expected %s" % (what, type(value).__name__, kind.__name__)
+                )
+        self._checked(result.obs, shape, "observation")
+        self._checked(result.reward, (n,), "reward")
+        for name in ("terminated", "truncated", "is_border"):
+            self._checked(getattr(result, name), (n,), name, np.bool_)
+        if self.ring.layout.has_finals and result.has_final_obs is not None:
+            self._checked(result.has_final_obs, (n,), "has_final_obs", np.bool_)
+            if result.has_final_obs.any():
+                self._checked(result.final_obs, shape, "final_obs")
+        success = result.info.get("success")
+        if success is not None and (np.shape(success) != (n,) or np.asarray(success).dtype.kind not in "biuf"):
+            raise ContractError(
+                "the simulator returned success of shape %s %s, expected (%d,) numbers"
+                % (np.shape(success), np.asarray(success).dtype, n)
+            )
+
+    def _count_broken(self, bad: np.ndarray) -> None:
+        """Give up a simulator one of whose lanes does not come back to numbers: it would be quarantined for ever.
+
+        Raises:
+            ContractError: a lane has given none for longer than an episode lasts.
+        """
+        self._broken = np.where(bad, self._broken + 1, 0)
+        if self._broken.max() > self._patience:
+            lane = int(self._broken.argmax())
+            raise ContractError(
+                "lane %d has had numbers that are not finite for %d steps; the simulator has broken down"
+                % (lane, self._broken[lane])
+            )
 
 
 def evaluate(
@@ -220,7 +286,8 @@ def evaluate(
         for lane, episode in tracker.update(result.reward, done, result.is_border, result.info.get("success")):
             if quota[lane] > 0:
                 quota[lane] -= 1
-                results.append(episode)
+                if np.isfinite(episode.ret):
+                    results.append(episode)
         first = done if same_step else result.is_border
         obs = result.obs
     success = [e.success for e in results if np.isfinite(e.success)]

@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ from claw_lightning.rollout.ring import LaneRing, RowLayout
 log = logging.getLogger("worker")
 
 WAIT_SECONDS = 0.0005  # between looks at steps_allowed: far below a vector step, and idle otherwise
+MORE_LANES = 3  # with which a simulator is built to see what a lane costs
 MAX_PENDING = 1 << 20  # bytes of unsent episode messages after which new ones are dropped
 
 
@@ -66,12 +68,54 @@ class MessagePipe:
                 os._exit(0)  # the learner has gone
 
 
-def end_with_the_learner(commands: queue.Queue) -> None:
+def take_standard_input() -> Any:
+    """The learner's lines, in a file that nobody else knows.
+
+    The simulator gets an empty standard input instead. Python's ``quit()``, with which some simulators end, closes
+    ``sys.stdin``, and would wait for ever for the thread that reads from it.
+    """
+    lines = os.fdopen(os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = open(os.devnull)  # noqa: SIM115 (for the life of the process)
+    return lines
+
+
+def end_with_the_learner(commands: queue.Queue, lines: Any) -> None:
     """Read commands until standard input ends, then leave without clean-up: the process may hang in a simulator."""
-    for line in sys.stdin:
+    for line in lines:
         if line.strip():
             commands.put(json.loads(line))
     os._exit(0)
+
+
+def private_memory() -> int:
+    """Bytes of this process that no other one shares (Linux; 0 elsewhere)."""
+    try:
+        with open("/proc/self/statm") as file:
+            resident, shared = (int(word) for word in file.read().split()[1:3])
+    except OSError:
+        return 0
+    return (resident - shared) * resource.getpagesize()
+
+
+def measure_memory(env: VectorEnv, settings: Dict[str, Any]) -> Dict[str, int]:
+    """Private bytes of a process with one lane, and of each further lane where a second simulator may be built."""
+    memory, lane_memory = _after_some_steps(env), 0
+    if env.may_be_built_twice:
+        config = settings["env"]
+        larger = make_env(config["class_path"], config["init_args"], 1 + MORE_LANES, settings["seed"])
+        lane_memory = max(0, _after_some_steps(larger) - memory) // (1 + MORE_LANES)
+        larger.close()
+    return {"memory": memory, "lane_memory": lane_memory}
+
+
+def _after_some_steps(env: VectorEnv) -> int:
+    env.reset()
+    for _ in range(10):
+        env.step(np.zeros((env.num_envs, env.spec.action_size), np.float32))
+    return private_memory()
 
 
 def describe_versions(env: VectorEnv) -> Dict[str, str]:
@@ -92,11 +136,13 @@ def run(settings: Dict[str, Any], pipe: MessagePipe, commands: queue.Queue) -> N
         log.info("%s worker %d, %d lanes of %s", settings["mode"], settings["worker"], env.num_envs, env.spec.task)
         log.info(", ".join("%s %s" % item for item in versions.items()))
         if settings["mode"] == "describe":
-            pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions)
+            sizes = measure_memory(env, settings) if settings.get("measure") else {}
+            pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions, **sizes)
             return
         configure(env, settings.get("configure"))  # what was changed before this process was started
         agent = OptionAgent(num_lanes=env.num_envs, seed=settings["seed"], **settings["agent"])
         mailbox = Mailbox(agent.policy.flat_size, settings["mailbox_fd"])
+        control.beat(phases.WAIT)  # first: the learner gives a process that is ready less time than one that starts
         pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions)
         serve = serve_evaluations if settings["mode"] == "evaluate" else collect
         serve(settings, env, agent, mailbox, control, pipe, commands)
@@ -111,10 +157,12 @@ def configure(env: VectorEnv, settings: Optional[Dict[str, Any]]) -> None:
         log.info("configured: %s", ", ".join("%s %s" % item for item in sorted(settings.items())))
 
 
-def follow_commands(env: VectorEnv, commands: queue.Queue) -> None:
-    """Carry out what the learner has sent; never waits."""
+def follow_commands(env: VectorEnv, commands: queue.Queue, step: int, pipe: MessagePipe) -> None:
+    """Carry out what the learner has sent, before the given vector step; never waits."""
     while not commands.empty():  # this thread alone takes from it
-        configure(env, commands.get()["configure"])
+        settings = commands.get()["configure"]
+        configure(env, settings)
+        pipe.send("configured", step=step, settings=settings)
 
 
 def collect(
@@ -130,14 +178,14 @@ def collect(
 
     collector = Collector(env, agent, ring, mailbox, control, report, settings["seed"], settings["pull_every"])
     while not control.stop:
-        follow_commands(env, commands)
+        follow_commands(env, commands, ring.head, pipe)
         if ring.head < control.steps_allowed:
             collector.step()
             continue
         started = time.perf_counter()
         while ring.head >= control.steps_allowed and not control.stop:
             control.beat(phases.WAIT)
-            follow_commands(env, commands)
+            follow_commands(env, commands, ring.head, pipe)
             time.sleep(WAIT_SECONDS)
         control.timers[phases.TIMERS.index("wait")] += time.perf_counter() - started
 
@@ -165,16 +213,22 @@ def serve_evaluations(
 
 def main() -> int:
     """Entry point. Exit status 0: asked to stop; 1: an error, which the learner has been told."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the learner decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # see bootstrap.py
     follow_parent()
+    lines = take_standard_input()
+    settings = json.loads(lines.readline())
+    name = settings.get("name", settings["mode"]).replace("%", "")
     logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s"
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + name + " (%(process)d) %(levelname)s %(message)s"
     )
-    settings = json.loads(sys.stdin.readline())
     logging.getLogger().setLevel(settings.get("log_level", "INFO"))
+    for key in ("message_fd", "control_fd", "ring_fd", "mailbox_fd"):
+        if key in settings:  # nothing that a simulator starts may hold the learner's blocks and pipe
+            os.set_inheritable(settings[key], False)
     pipe = MessagePipe(settings["message_fd"])
     commands: queue.Queue = queue.Queue()
-    threading.Thread(target=end_with_the_learner, args=(commands,), daemon=True).start()
+    threading.Thread(target=end_with_the_learner, args=(commands, lines), daemon=True).start()
     try:
         run(settings, pipe, commands)
     except EnvError as error:

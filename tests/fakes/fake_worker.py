@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.control import Control
+from claw_lightning.rollout.ring import LaneRing, RowLayout
 
 
 def read_commands(message_fd: int) -> None:
@@ -35,12 +37,26 @@ def main() -> None:
         os._exit(1)
     os.write(fd, b'{"kind": "rea')  # messages may arrive in pieces
     os.write(fd, b'dy"}\n{"kind": "episodes", "episodes": []}\n')
+    if script == "garbage":
+        os.write(fd, b"\xff not json\n[1]\n")
+    if script == "child":  # a simulator's own process, which holds the pipe open and outlives its parent
+        child = subprocess.Popen(["sleep", "600"], pass_fds=(fd,), stdin=subprocess.DEVNULL)
+        print("child", child.pid, flush=True)
+        os._exit(3)
     if script == "die":
         os._exit(3)
     threading.Thread(target=read_commands, args=(fd,), daemon=True).start()
+    ring = None
+    if "ring_fd" in settings:
+        ring = LaneRing(RowLayout(1, 1), settings["num_steps"], 1, settings["ring_fd"])
+        control.version = settings["version"]
     while not control.stop or script == "deaf":
         control.beat(phases.WAIT)
         time.sleep(0.001)
+        if ring is not None and script != "idle" and ring.head < control.steps_allowed:
+            ring.publish()
+            if script == "work and die":
+                os._exit(3)
 
 
 main()

@@ -9,7 +9,7 @@ from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Episode, EpisodeTracker, evaluate
 from claw_lightning.rollout.control import Control
-from claw_lightning.rollout.envs.base import EnvError
+from claw_lightning.rollout.envs.base import ContractError
 from claw_lightning.rollout.ring import (
     BORDER,
     FIRST,
@@ -135,7 +135,7 @@ def test_a_final_observation_that_is_not_finite_is_never_drawn():
 @pytest.mark.parametrize("wrong, words", [("shape", "observation.*2, 2"), ("dtype", "float64"), ("reward", "reward")])
 def test_wrong_output_of_a_simulator_is_an_error_and_not_published(wrong, words):
     collector, ring, _ = collector_of(WrongOutput(wrong, num_envs=2))
-    with pytest.raises(EnvError, match=words):
+    with pytest.raises(ContractError, match=words):
         collector.step()
     assert ring.head == 0
 

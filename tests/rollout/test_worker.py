@@ -65,10 +65,10 @@ def test_a_life_with_a_kill_and_a_hang(rig):
 
     stopped = worker.process
     os.kill(stopped.pid, signal.SIGSTOP)
-    rig.pool.deadlines.update({phases.WAIT: 0.2, phases.STEP: 0.2})
+    rig.pool.deadlines.update({"wait": 0.2, "step": 0.2})
     rig.until(lambda: rig.pool.restarts == 2)
     assert stopped.returncode == -signal.SIGKILL
-    rig.pool.deadlines.update({phases.WAIT: PATIENCE, phases.STEP: PATIENCE})
+    rig.pool.deadlines.update({"wait": PATIENCE, "step": PATIENCE})
     control.steps_allowed = 25
     rig.until(lambda: rig.ring.head == 25)
     assert firsts(rig, 20).all()
@@ -110,7 +110,7 @@ def test_a_simulator_that_does_not_start(rig, fault, words):
 
 
 def test_a_simulator_that_raises_while_running(rig):
-    rig = rig(init_args={"fault": "raise"}, restart_budget=0)
+    rig = rig(init_args={"fault": "raise"}, failure={"budget": 0})
     rig.worker.control.steps_allowed = 100
     rig.pool.start(wait=False)
     with pytest.raises(WorkerError, match="RuntimeError: the hand fell off") as caught:
@@ -207,18 +207,27 @@ def test_a_learner_that_has_gone_ends_the_worker(monkeypatch):
         MessagePipe(write_end).send("ready", must=True)
     os.close(write_end)
     commands = queue.Queue()
-    monkeypatch.setattr(worker_module.sys, "stdin", ['{"request": 1}\n', "\n"])
     with pytest.raises(SystemExit):
-        worker_module.end_with_the_learner(commands)
+        worker_module.end_with_the_learner(commands, ['{"request": 1}\n', "\n"])
     assert commands.get_nowait() == {"request": 1} and commands.empty()
     assert statuses == [0, 0]
 
 
-def test_an_adapter_that_breaks_the_contract_ends_the_run_at_once(rig):
-    rig = rig(init_args={"fault": "shape"}, restart_budget=5)
+def test_a_simulator_that_breaks_the_contract_after_a_while_gets_another_chance(rig):
+    rig = rig(init_args={"fault": "shape"}, failure={"budget": 1})
     rig.worker.control.steps_allowed = 100
     rig.pool.start(wait=False)
-    with pytest.raises(WorkerError, match="observation of shape"):
+    with pytest.raises(WorkerError, match="observation of shape.*restarted 1 times"):
+        rig.until(lambda: False)
+    assert rig.pool.restarts == 1 and rig.ring.head == 8
+    assert firsts(rig, 0).all() and firsts(rig, 4).all()
+
+
+def test_a_simulator_that_breaks_the_contract_from_the_first_step_on_ends_the_run_at_once(rig):
+    rig = rig("fake_envs.WrongOutput", init_args={"wrong": "dtype"})
+    rig.worker.control.steps_allowed = 100
+    rig.pool.start(wait=False)
+    with pytest.raises(WorkerError, match="observation of shape .*float64, expected .*float32"):
         rig.until(lambda: False)
     assert rig.pool.restarts == 0
 

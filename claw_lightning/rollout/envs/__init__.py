@@ -4,8 +4,20 @@ Importing this package imports numpy alone; an adapter imports its simulator whe
 """
 
 from claw_lightning.rollout.envs.base import EnvError, EnvSpec, StepResult, VectorEnv, make_env
+from claw_lightning.rollout.envs.diagnostic import CodedEnv, FaultyEnv
 from claw_lightning.rollout.envs.envpool_env import EnvPoolEnv
 from claw_lightning.rollout.envs.four_rooms import FourRoomsEnv
 from claw_lightning.rollout.envs.gymnasium_env import GymnasiumEnv
 
-__all__ = ["EnvError", "EnvPoolEnv", "EnvSpec", "FourRoomsEnv", "GymnasiumEnv", "StepResult", "VectorEnv", "make_env"]
+__all__ = [
+    "CodedEnv",
+    "EnvError",
+    "EnvPoolEnv",
+    "EnvSpec",
+    "FaultyEnv",
+    "FourRoomsEnv",
+    "GymnasiumEnv",
+    "StepResult",
+    "VectorEnv",
+    "make_env",
+]

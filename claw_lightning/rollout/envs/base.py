@@ -22,6 +22,10 @@ class EnvError(Exception):
     """A simulator or its task cannot be used as configured; the message names the setting and the cure."""
 
 
+class ContractError(Exception):
+    """A running simulator broke the contract below; a fresh process may do better."""
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """What a learner must know of a task before it allocates anything.
@@ -107,6 +111,8 @@ class VectorEnv:
 
     num_envs: int
     spec: EnvSpec
+    #: Whether a second one may be built in the same process, as is done to measure the memory of a lane.
+    may_be_built_twice = False
 
     def reset(self, seed: Optional[int] = None) -> np.ndarray:
         """Start new episodes in all lanes. Returns obs [N, O] float32."""

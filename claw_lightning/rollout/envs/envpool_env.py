@@ -45,6 +45,8 @@ class EnvPoolEnv(VectorEnv):
         EnvError: EnvPool is missing, does not know the task or a setting, or the spaces cannot be learnt from.
     """
 
+    may_be_built_twice = True
+
     def __init__(self, task: str, num_envs: int = 1, seed: int = 0, num_threads: int = 1, **kwargs: Any) -> None:
         try:
             import envpool

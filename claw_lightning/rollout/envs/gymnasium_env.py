@@ -192,6 +192,8 @@ class GymnasiumEnv(VectorEnv):
         EnvError: unknown task, missing package, wrong ``make_kwargs``, or spaces that cannot be learnt from.
     """
 
+    may_be_built_twice = True
+
     def __init__(
         self,
         task: str,

@@ -1,0 +1,50 @@
+"""Log files: one per process, each line with time, process and level. Workers write their own (rollout/worker.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+FORMAT = "%(asctime)s {name} (%(process)d) %(levelname)s %(message)s"
+_handlers: list[logging.Handler] = []
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """A full disk must not end a run, nor fill its screen."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the record."""
+
+
+def log_to_file(path: Path, name: str = "learner") -> None:
+    """Send what this process logs to a file as well, instead of the file of an earlier run."""
+    stop_logging_to_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _QuietFileHandler(path)
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s: no log of the %s is kept (%s)", path, name, error.strerror)
+        return
+    handler.setFormatter(logging.Formatter(FORMAT.format(name=name)))
+    logging.getLogger().addHandler(handler)
+    _handlers.append(handler)
+
+
+def log_traceback(error: BaseException) -> None:
+    """Keep an error's traceback in the file; the screen gets one line."""
+    record = logging.makeLogRecord(
+        {"name": __name__, "levelno": logging.ERROR, "levelname": "ERROR", "msg": "the run ended with an error",
+         "exc_info": (type(error), error, error.__traceback__)}
+    )  # fmt: skip
+    for handler in _handlers:
+        handler.handle(record)
+
+
+def stop_logging_to_file() -> None:
+    """Close the file. Idempotent."""
+    while _handlers:
+        handler = _handlers.pop()
+        logging.getLogger().removeHandler(handler)
+        with contextlib.suppress(OSError):  # what a full disk has not taken
+            handler.close()

@@ -1,0 +1,288 @@
+"""Worker: one background process with its pipes, its log and its control block."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from claw_lightning.errors import WorkerError
+from claw_lightning.rollout import control as phases
+from claw_lightning.rollout.control import Control
+from claw_lightning.rollout.ring import LaneRing
+
+log = logging.getLogger(__name__)
+
+#: Variables that would lead another interpreter to this one's libraries, or tie it to a rank of the learner.
+CLEARED = ("PYTHONHOME", "VIRTUAL_ENV", "LOCAL_RANK", "RANK", "WORLD_SIZE", "PYTHONSTARTUP")
+BOOTSTRAP = str(Path(__file__).resolve().parent / "rollout" / "bootstrap.py")
+#: Seeds of successive processes of one worker lie this far apart: no episode is played twice with the same noise.
+SEED_STRIDE = 100_003
+#: Lines of a worker's log that an error quotes, and bytes of its end that are searched for them.
+LAST_LINES, TAIL = 3, 4096
+#: A simulator that prints at every step fills a disk in two days: a log of this size is cut (bytes), and this is kept.
+MAX_LOG, KEPT_LOG = 64 << 20, 1 << 20
+#: Seconds that a killed process may take to vanish (a GPU driver can hold it), after which it is left to the kernel.
+KILL_PATIENCE = 5.0
+
+
+@dataclass
+class WorkerCommand:
+    """How to start a worker: interpreter, device, settings that go to its standard input."""
+
+    python: str
+    settings: dict[str, Any]
+    device: str = "cpu"
+
+    def environment(self) -> dict[str, str]:
+        """Environment of the child, complete before it starts: a running interpreter would read some of it too late."""
+        env = {key: value for key, value in os.environ.items() if key not in CLEARED}
+        threads = str(self.settings["num_threads"])
+        env.update({f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")})
+        env["PYTHONUNBUFFERED"] = "1"
+        # The user's working directory, so that own simulators are found; the learner's path only for its own Python.
+        paths = [os.getcwd()]
+        if self.python == sys.executable and env.get("PYTHONPATH"):
+            paths.append(env["PYTHONPATH"])
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        if self.device == "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        elif self.device.startswith("cuda:"):
+            env["CUDA_VISIBLE_DEVICES"] = self.device.split(":", 1)[1]
+        return env
+
+
+class Worker:
+    """One worker process and the learner's ends of its blocks and pipes.
+
+    Args:
+        name: in messages, such as ``worker 0``.
+        command: how to start it.
+        fds: descriptors of shared blocks that the process inherits.
+        log_path: file that takes the process's standard output and error.
+        ring: what it writes, or None (an evaluator).
+    """
+
+    def __init__(
+        self, name: str, command: WorkerCommand, fds: tuple[int, ...], log_path: Path, ring: LaneRing | None = None
+    ) -> None:
+        self.name, self.command, self.log_path, self.ring = name, command, log_path, ring
+        self._shared_fds = fds
+        self.control = Control()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready = False
+        self.error: dict[str, Any] | None = None
+        #: Times (monotonic seconds) of the restarts within the budget's window.
+        self.restarts: deque[float] = deque()
+        self.total_restarts = 0
+        #: Processes started before this one, for whatever reason.
+        self.generation = -1
+        #: Vector steps in the ring when this process was started.
+        self.first_head = 0
+        self._buffer = b""
+        self._outbox = b""
+        self._pipe = -1
+
+    @property
+    def head(self) -> int:
+        """Vector steps published by all processes of this worker."""
+        return self.ring.head if self.ring is not None else 0
+
+    @property
+    def has_written(self) -> bool:
+        """Whether the present process has published a step."""
+        return self.head > self.first_head
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present process; None where there is none."""
+        return self.process.pid if self.process is not None else None
+
+    def start(self) -> None:
+        """Launch the process. Its log is appended to, so that the reason of an earlier end stays readable.
+
+        Raises:
+            WorkerError: the log cannot be written, or the interpreter cannot be started.
+        """
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self.ready, self.error, self._buffer, self._outbox, self._pipe = False, None, b"", b"", read_end
+        self.generation += 1
+        self.first_head = self.head
+        self.control.stop = False
+        self.control.version = 0
+        self.control.beat(phases.START)
+        settings = dict(self.command.settings, message_fd=write_end, control_fd=self.control.block.fd, name=self.name)
+        settings["seed"] = settings.get("seed", 0) + SEED_STRIDE * self.generation
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            log_file = self.log_path.open("ab")
+        except OSError as error:
+            os.close(read_end)
+            os.close(write_end)
+            self._pipe = -1
+            raise WorkerError(
+                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
+                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
+            ) from error
+        try:
+            with log_file:
+                self.process = subprocess.Popen(
+                    [self.command.python, BOOTSTRAP],
+                    stdin=subprocess.PIPE,
+                    stdout=log_file,
+                    stderr=log_file,
+                    env=self.command.environment(),
+                    pass_fds=(write_end, self.control.block.fd, *self._shared_fds),
+                    # A session of its own: signals of the terminal and of job schedulers reach the learner alone, which
+                    # decides; and what a simulator has started can be ended together with it.
+                    start_new_session=True,
+                )
+        except OSError as error:
+            os.close(read_end)
+            self._pipe = -1  # else kill() would close this number again, which may be another file's by then
+            raise WorkerError(
+                f"data.worker_python: cannot start {self.command.python} ({error.strerror or error})"
+            ) from error
+        finally:
+            os.close(write_end)
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
+        self.send(settings)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one JSON line to the worker's standard input. Never waits; a dead worker is noticed elsewhere."""
+        self._outbox += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what a process that does not read (stopped, or still starting) has left in the pipe's way."""
+        if self._outbox and self.process is not None and self.process.stdin is not None:
+            try:
+                self._outbox = self._outbox[os.write(self.process.stdin.fileno(), self._outbox) :]
+            except BlockingIOError:
+                pass
+            except (BrokenPipeError, ValueError):
+                self._outbox = b""
+
+    def messages(self) -> tuple[list[dict[str, Any]], bool]:
+        """Messages that have arrived, and whether the process has ended. Never waits."""
+        self._flush()
+        ended = self._pipe < 0
+        # Asked before the pipe is read: what it said last is then in the pipe. Something that the simulator has started
+        # may hold the pipe open longer than the worker lives, hence both signs.
+        exited = self.has_exited()
+        while not ended:
+            try:
+                chunk = os.read(self._pipe, 1 << 16)
+            except BlockingIOError:
+                break
+            if not chunk:
+                ended = True
+            self._buffer += chunk
+        *lines, self._buffer = self._buffer.split(b"\n")
+        found = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+                kind = message["kind"]
+            except (ValueError, TypeError, KeyError):
+                log.warning("%s sent a line that is no message: %.80r", self.name, line)
+                continue
+            if kind == "ready":
+                self.ready = True
+            elif kind == "error":
+                self.error = message
+            found.append(message)
+        return found, ended or exited
+
+    def has_exited(self) -> bool:
+        """Whether the process has ended. It stays in the process table, so that its number is nobody else's."""
+        if self.process is None or self.process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def failure(self, what: str) -> WorkerError:
+        """One line that says what happened to this worker, with the end of its log and where that is."""
+        reason = self.error["message"] if self.error else f"its log ends: {self.last_lines()}"
+        return WorkerError(f"{self.name} {what}: {' '.join(reason.split())} (log: {self.log_path})")
+
+    def last_lines(self) -> str:
+        """The last lines of the log, as one."""
+        try:
+            with self.log_path.open("rb") as file:  # only the end: a simulator may print a lot
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+
+    def cut_log(self) -> None:
+        """Keep a log that has become too large from filling the disk; its end goes to ``<log>.old``."""
+        try:
+            if self.log_path.stat().st_size <= MAX_LOG:
+                return
+            with self.log_path.open("rb") as file:
+                file.seek(-KEPT_LOG, os.SEEK_END)
+                self.log_path.with_name(self.log_path.name + ".old").write_bytes(file.read())
+            os.truncate(self.log_path, 0)  # the process appends: its next line is the new first one
+        except OSError as error:
+            log.warning("%s: the log has grown too large and could not be cut (%s)", self.log_path, error)
+
+    def exit_text(self) -> str:
+        """How the process ended, in words; call it after :meth:`kill`."""
+        code = self.process.returncode if self.process else None
+        if code is None:
+            return "closed its pipe"
+        return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the process has ended within so many seconds."""
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=max(0.0, seconds))
+        return self.process is None or self.process.returncode is not None
+
+    def send_kill(self) -> None:
+        """Send SIGKILL to the process and all that it has started. Waits for nothing: safe in a signal handler."""
+        if self.process is not None and self.process.returncode is None:  # not reaped: the number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the process, and all that it has started, now; release its pipes."""
+        self.send_kill()
+        process = self.process
+        if process is not None:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            if not self.wait(KILL_PATIENCE):
+                log.error("%s (process %d) does not end although it was killed; going on without it", self.name,
+                          process.pid)  # fmt: skip
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def release(self) -> None:
+        """Free the control block; the worker cannot be started again."""
+        self.kill()
+        self.process = None
+        self.control.block.close()
+
+    @property
+    def pipe(self) -> int:
+        """Descriptor on which messages arrive; -1: none."""
+        return self._pipe
