@@ -1,27 +1,44 @@
-"""RunCheckpoint: the last and the best state of a run, each written aside and renamed."""
+"""RunCheckpoint: the last and the best state of a run, each written aside, renamed and vouched for by a marker."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import json
+import logging
 import math
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import psutil
+import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from claw_lightning.checks import check_numbers
-from claw_lightning.errors import ConfigError
+from claw_lightning.errors import ClawError, ConfigError
+
+log = logging.getLogger(__name__)
+
+MARKER = ".done"  # appended to a checkpoint's name
+ASIDE = re.compile(r"\..+\.ckpt(?:\.done)?\.(\d+)")  # .<name>.<process>
+RETRY_SECONDS = 60.0  # after a mark that could not be written
+CURE = "free space there, or set RunCheckpoint.dirpath to another disk"
 
 
 class RunCheckpoint(Checkpoint):
     """Writes ``checkpoints/last.ckpt`` after each validation and at the end, ``best.ckpt`` when ``monitor`` improves.
 
     Lightning's ModelCheckpoint counts optimiser steps and epochs, which mean little here. A file is complete or absent:
-    it is written under another name, flushed to disk and renamed.
+    it is written under another name, flushed to disk and renamed; ``<name>.done`` then says how many bytes it has, by
+    which a truncated copy is told. A save that fails during training (disk full) is reported and tried again at the
+    next validation; the file from before stays. One that fails at the end of the run ends it with an error.
 
     Args:
         monitor: logged value that decides which is best.
@@ -44,7 +61,10 @@ class RunCheckpoint(Checkpoint):
         for minute in at_minutes:
             check_numbers("RunCheckpoint", {"at_minutes": minute}, above=0.0)
         self._marks = sorted(at_minutes)
+        self._retry_at = 0.0
         self._started = psutil.Process().create_time()
+        self._aside: Path | None = None
+        self._is_over = False
 
     def folder(self, trainer: pl.Trainer) -> Path:
         """Where the files go."""
@@ -57,44 +77,118 @@ class RunCheckpoint(Checkpoint):
             return
         value = trainer.callback_metrics.get(self.monitor)
         if value is not None:
-            score = float(value)
+            score, before = float(value), self.best
             sign = 1.0 if self.mode == "max" else -1.0
-            if math.isfinite(score) and (self.best is None or sign * score > sign * self.best):
-                self.best = score
-                self._save(trainer, "best.ckpt")
-        self._save(trainer, "last.ckpt")
+            if math.isfinite(score) and (before is None or sign * score > sign * before):
+                self.best = score  # before saving: it is part of what is saved
+                if not self._try_save(trainer, "best.ckpt"):
+                    self.best = before
+        self._try_save(trainer, "last.ckpt")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Keep the state at the marks."""
-        while self._marks and time.time() - self._started >= 60.0 * self._marks[0]:
-            self._save(trainer, f"minute-{self._marks.pop(0):g}.ckpt")
+        if self._marks:
+            self._save_marks(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the state at the end, also of a run that was asked to stop."""
-        self._save(trainer, "last.ckpt")
+        """Keep the state at the end, also of a run that was asked to stop.
+
+        Raises:
+            ClawError: it could not be written; one line with the file, the reason and the cure.
+        """
+        self._retry_at = 0.0
+        self._save_marks(trainer)
+        try:
+            self._save(trainer, "last.ckpt")
+        except OSError as error:
+            self._is_over = True  # `on_exception`, which follows, would only fail in the same way
+            raise ClawError(self._failure(trainer, "last.ckpt", error)) from error
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what was learned before an error, where a state exists and can be written."""
-        if trainer.state.fn == "fit" and trainer.global_step > 0:
-            try:
-                self._save(trainer, "last.ckpt")
-            except OSError as error:
-                pl_module.print(f"no checkpoint could be written: {error}")
+        if trainer.state.fn == "fit" and trainer.global_step > 0 and not self._is_over:
+            self._try_save(trainer, "last.ckpt")
+
+    def abandon(self) -> None:
+        """Remove what is being written, for a process that is about to end; safe in a signal handler."""
+        if self._aside is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._aside)
+
+    def _save_marks(self, trainer: pl.Trainer) -> None:
+        while self._marks and time.time() - self._started >= 60.0 * self._marks[0] and time.time() >= self._retry_at:
+            if self._try_save(trainer, f"minute-{self._marks[0]:g}.ckpt"):
+                self._marks.pop(0)
+            else:
+                self._retry_at = time.time() + RETRY_SECONDS
+
+    def _try_save(self, trainer: pl.Trainer, name: str) -> bool:
+        """Save, or say why not: a full disk must not end a run of days."""
+        try:
+            self._save(trainer, name)
+        except OSError as error:
+            log.error("%s", self._failure(trainer, name, error))
+            return False
+        return True
+
+    def _failure(self, trainer: pl.Trainer, name: str, error: OSError) -> str:
+        path = self.folder(trainer) / name
+        kept = "; the one from before is kept" if path.is_file() else ""
+        return f"{path} could not be written ({error.strerror or error}): {CURE}{kept}"
 
     def _save(self, trainer: pl.Trainer, name: str) -> None:
+        """Write one checkpoint and its marker.
+
+        In this order a stop at any point leaves a checkpoint that can be read, and no marker of another one.
+
+        Raises:
+            OSError: whatever kept the file from being written; the file from before is as it was.
+        """
         if trainer.fast_dev_run or getattr(trainer.lightning_module, "diverged", False):  # type: ignore[attr-defined]
             return
         folder = self.folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
+        path, marker = folder / name, folder / (name + MARKER)
         aside = folder / f".{name}.{os.getpid()}"
+        if trainer.is_global_zero:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_left_over(folder)
+        self._aside = aside
         try:
-            trainer.save_checkpoint(aside)
-            if trainer.is_global_zero:
-                with aside.open("rb") as file:
-                    os.fsync(file.fileno())
-                aside.replace(folder / name)
+            with os_errors(), direct_io(trainer):
+                trainer.save_checkpoint(aside)
+            if not trainer.is_global_zero:
+                return
+            sync(aside)
+            size = aside.stat().st_size
+            if marker.exists():
+                marker.unlink()
+                sync(folder)  # else a power failure could leave the new file with the old marker
+            aside.replace(path)
+            sync(folder)
+            self._mark(trainer, marker, size)
+        finally:
+            aside.unlink(missing_ok=True)
+            self._aside = None
+
+    def _mark(self, trainer: pl.Trainer, marker: Path, size: int) -> None:
+        """Vouch for a complete checkpoint; where no marker can be written, the checkpoint is as good without."""
+        data, module = getattr(trainer, "datamodule", None), trainer.lightning_module
+        content = {
+            "bytes": size,
+            "env_steps": int(getattr(data, "env_steps", 0)),
+            "updates": int(getattr(module, "updates", 0)),
+        }
+        self._aside = aside = marker.with_name(f".{marker.name}.{os.getpid()}")
+        try:
+            with aside.open("w") as file:
+                json.dump(content, file)
+            sync(aside)
+            aside.replace(marker)
+            sync(marker.parent)
+        except OSError as error:
+            log.warning("%s could not be written (%s); the checkpoint itself was", marker, error.strerror or error)
         finally:
             aside.unlink(missing_ok=True)
 
@@ -105,3 +199,67 @@ class RunCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.best = state_dict["best"]
+
+
+class DirectIO(TorchCheckpointIO):
+    """Writes to the given path itself. Lightning's own way leads through a file in /tmp, which a SIGKILL leaves."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write; the reason of a failure is a plain OSError, as torch's own file writer hides it."""
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        with open(path, "wb") as file:
+            file.write(buffer.getbuffer())
+
+
+@contextlib.contextmanager
+def direct_io(trainer: pl.Trainer) -> Iterator[None]:
+    """Save by :class:`DirectIO`, unless the user has chosen a plug-in for checkpoints."""
+    strategy = getattr(trainer, "strategy", None)
+    if strategy is None or type(strategy.checkpoint_io) is not TorchCheckpointIO:
+        yield
+        return
+    before, strategy.checkpoint_io = strategy.checkpoint_io, DirectIO()
+    try:
+        yield
+    finally:
+        strategy.checkpoint_io = before
+
+
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """What the system refused, also where a plug-in for checkpoints has wrapped it in an error of its own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            raise cause from error
+        if "inline_container" in str(error):  # torch's file writer: "unexpected pos", whatever the reason
+            raise OSError(errno.EIO, "torch could not write the file; is the disk full?") from error
+        raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without it, for folders
+            raise
+    finally:
+        os.close(number)
+
+
+def remove_left_over(folder: Path) -> None:
+    """Remove what processes that have died were writing when they did."""
+    for path in folder.iterdir():
+        match = ASIDE.fullmatch(path.name)
+        if match and (int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))):
+            with contextlib.suppress(OSError):
+                path.unlink()

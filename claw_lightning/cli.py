@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import logging
 import os
 import re
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 
 from claw_lightning.errors import ConfigError, UsageError
 from claw_lightning.limits import keep_freed_memory
+from claw_lightning.signals import Interrupted, StartUpSignals
 
 CONFIG_FLAGS = ("--config", "-c")
 LOG_FILE = "error.log"
@@ -55,10 +58,16 @@ def make_cli_class() -> Any:
     import callbacks
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
-    from claw_lightning.rollout.envs import EnvPoolEnv, FourRoomsEnv, GymnasiumEnv, VectorEnv
+    from claw_lightning.rollout.envs import CodedEnv, EnvPoolEnv, FaultyEnv, FourRoomsEnv, GymnasiumEnv, VectorEnv
     from claw_lightning.rollout.envs.base import plain_init_args
 
-    shipped_adapters = (EnvPoolEnv, FourRoomsEnv, GymnasiumEnv)  # imported, so that their bare names are known
+    shipped_adapters = (
+        CodedEnv,
+        EnvPoolEnv,
+        FaultyEnv,
+        FourRoomsEnv,
+        GymnasiumEnv,
+    )  # imported, so that their bare names are known
     assert all(issubclass(adapter, VectorEnv) for adapter in shipped_adapters)
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 
@@ -86,7 +95,7 @@ def make_cli_class() -> Any:
                 parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning"},
                 trainer_defaults={
                     "logger": {
-                        "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+                        "class_path": "claw_lightning.loggers.RunLogger",
                         "init_args": {"save_dir": "runs", "name": None},
                     },
                     "num_sanity_val_steps": 0,
@@ -114,7 +123,7 @@ def make_cli_class() -> Any:
             """Say what came out."""
             self._print_figures()
             if self.trainer.is_global_zero and not getattr(self.trainer, "fast_dev_run", False):
-                print(f"run folder: {self.trainer.log_dir or self.trainer.default_root_dir}")
+                say(f"run folder: {self.trainer.log_dir or self.trainer.default_root_dir}")
 
         def after_validate(self) -> None:
             """Say what came out."""
@@ -126,14 +135,14 @@ def make_cli_class() -> Any:
             # Lightning's own table shows only what `self.log` also sends to loggers; the module sends it there itself.
             values = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
             if values and self.trainer.is_global_zero:
-                print("  ".join(f"{name} {value:.4g}" for name, value in values.items()))
+                say("  ".join(f"{name} {value:.4g}" for name, value in values.items()))
 
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             """Add shipped callbacks of which the configuration has none of the kind."""
             settings = self._get(self.config_init, "trainer", default={})
             chosen = settings.get("callbacks") or []
             chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
-            wanted: list[type[Callback]] = [callbacks.OrderlyStop, callbacks.OptionDiagnostics]
+            wanted: list[type[Callback]] = [callbacks.OrderlyStop, callbacks.WorkerHealth, callbacks.OptionDiagnostics]
             if settings.get("enable_checkpointing") is not False:
                 wanted.append(
                     callbacks.RunCheckpoint
@@ -146,8 +155,16 @@ def make_cli_class() -> Any:
     return ClawCLI
 
 
+def say(line: str) -> None:
+    """Print a line; that nobody reads any more (a closed terminal or pipe) is no error of the run."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
+
+
 def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint that cannot be read, before anything is started.
+    """Refuse a checkpoint that cannot be read, or of which a part is missing, before anything is started.
+
+    One without a marker (a single file that was copied) is accepted if it can be read.
 
     Raises:
         ConfigError: one line with the file.
@@ -156,8 +173,20 @@ def check_checkpoint(path: str | None) -> None:
         return
     import torch
 
-    if not Path(path).is_file():
+    from callbacks.checkpoints import MARKER
+
+    file, marker = Path(path), Path(f"{path}{MARKER}")
+    if not file.is_file():
         raise ConfigError(f"ckpt_path: {path} does not exist")
+    size, expected = file.stat().st_size, None
+    # A marker that says nothing vouches for nothing.
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        expected = int(json.loads(marker.read_text())["bytes"])
+    if expected is not None and size != expected:
+        raise ConfigError(
+            f"ckpt_path: {path} has {size:,} bytes, but {expected:,} according to {marker.name} beside it: a truncated "
+            "or mixed copy; copy both files again"
+        )
     try:
         torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:  # whatever a broken archive raises
@@ -271,14 +300,15 @@ def report(error: BaseException) -> int:
         where = f" (traceback: {path})"
     except OSError:
         where = ""
-    print(f"lightning: error: {line}{where}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may have gone
+        print(f"lightning: error: {line}{where}", file=sys.stderr, flush=True)
     return 2 if isinstance(error, UsageError) else 1
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console commands; returns (or exits with) the status.
 
-    0: done. 1: an error, told in one line (or interrupted before the run began). 2: the command line is wrong.
+    0: done. 1: an error, told in one line, or ended at once by a second signal. 2: the command line is wrong.
     128 + n: ended orderly by signal n.
     """
     # Plug-ins beside the user's configuration are importable, as with ``python -m``.
@@ -286,18 +316,23 @@ def main(arguments: list[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     set_up_messages()
     keep_freed_memory()
-    received = None
-    try:
-        sys.argv[1:] = expand_configs(list(sys.argv[1:] if arguments is None else arguments))
-        cli_class = make_cli_class()
-        unify_lightning_messages()
-        cli = cli_class()
-        received = next((c.received for c in cli.trainer.callbacks if type(c).__name__ == "OrderlyStop"), None)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        return report(error)
-    return 0 if received is None else 128 + received
+    with StartUpSignals() as signals:
+        try:
+            sys.argv[1:] = expand_configs(list(sys.argv[1:] if arguments is None else arguments))
+            cli_class = make_cli_class()
+            unify_lightning_messages()
+            cli = cli_class()
+            received = next((c.received for c in cli.trainer.callbacks if type(c).__name__ == "OrderlyStop"), None)
+            signals.received = received if received is not None else signals.received
+        except Interrupted as interruption:
+            with contextlib.suppress(OSError):
+                print(f"lightning: {interruption} before the run began", file=sys.stderr, flush=True)
+            return 128 + interruption.number
+        except KeyboardInterrupt:  # raised by a user's own code
+            return 130
+        except Exception as error:
+            return report(error)
+    return 0 if signals.received is None else 128 + signals.received
 
 
 if __name__ == "__main__":

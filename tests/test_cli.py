@@ -1,6 +1,7 @@
 """The command: what it parses, what it says, and how it answers bad input, mostly within this process."""
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,22 @@ def test_a_wrong_setting_is_told_in_one_line(capsys, arguments, said):
     assert said in refused(capsys, 1, *arguments)
 
 
+def test_a_truncated_checkpoint_is_refused_by_its_marker_and_one_without_is_read(capsys):
+    file, marker = Path("own.ckpt"), Path("own.ckpt.done")
+    torch.save({"weights": torch.zeros(3)}, file)
+    cli.check_checkpoint(str(file))
+    size = file.stat().st_size
+    for text in (f'{{"bytes": {size}}}', "no JSON", "[]", "{}"):  # what says nothing vouches for nothing
+        marker.write_text(text)
+        cli.check_checkpoint(str(file))
+    marker.write_text(f'{{"bytes": {size + 1000}}}')
+    line = refused(capsys, 1, "--ckpt_path=own.ckpt")
+    assert f"ckpt_path: own.ckpt has {size:,} bytes, but {size + 1000:,} according to own.ckpt.done" in line
+    marker.unlink()
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "not a readable checkpoint" in refused(capsys, 1, "--ckpt_path=own.ckpt")
+
+
 def test_a_text_of_several_lines_becomes_one(capsys):
     assert cli.report(ClawError("worker 0 failed: first\n  second (log: w.log)")) == 1
     assert capsys.readouterr().err.startswith("lightning: error: worker 0 failed: first second (log: w.log)")
@@ -111,6 +128,60 @@ def test_statuses_of_errors(capsys, monkeypatch):
     assert cli.report(UsageError("a")) == 2
     assert cli.report(ClawError("b")) == 1
     assert capsys.readouterr().err == "lightning: error: a\nlightning: error: b\n"
+
+
+def test_an_error_that_nobody_can_read_has_a_status_all_the_same(monkeypatch):
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    assert cli.report(ClawError("b")) == 1
+
+
+# -- signals before and after a run -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", cli.StartUpSignals.NUMBERS)
+def test_a_signal_before_the_run_is_one_line_and_more_of_them_find_no_handler(monkeypatch, capsys, number):
+    before = {each: signal.getsignal(each) for each in cli.StartUpSignals.NUMBERS}
+    monkeypatch.setattr(cli, "make_cli_class", lambda: signal.raise_signal(number))
+    try:
+        assert cli.main([*FAST]) == 128 + number
+        assert capsys.readouterr().err == f"lightning: {signal.Signals(number).name} before the run began\n"
+        assert {signal.getsignal(each) for each in before} == {signal.SIG_DFL}  # no traceback while Python ends
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_without_a_signal_handlers_come_back(monkeypatch):
+    before = [signal.getsignal(each) for each in cli.StartUpSignals.NUMBERS]
+    monkeypatch.setattr(cli, "make_cli_class", lambda: [][0])
+    assert cli.main([*FAST]) == 1
+    assert [signal.getsignal(each) for each in cli.StartUpSignals.NUMBERS] == before
+
+
+def test_a_signal_after_the_run_is_noted_and_a_second_ends_at_once(monkeypatch):
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    with cli.StartUpSignals() as signals:
+        signals.stand_by()
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.received == signal.SIGTERM and not ended
+        signal.raise_signal(signal.SIGTERM)
+        signals.received = None  # else the handlers of this process would not come back
+    assert ended == [1]
+
+
+def test_a_hang_up_that_was_to_be_ignored_is(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with cli.StartUpSignals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # -- help and options -------------------------------------------------------------------------------------------------
@@ -165,7 +236,8 @@ def test_a_run_says_what_is_useful_once(capsys):
         assert noise not in out + err
     assert "val/return" in out
     folder = next(Path("runs").iterdir())
-    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    names = ("best.ckpt", "best.ckpt.done", "last.ckpt", "last.ckpt.done")
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == sorted(names)
     assert (folder / "config.yaml").is_file()
     stored = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert {"RunCheckpoint", "TargetUpdate"} & {key.split("{")[0] for key in stored["callbacks"]}
