@@ -10,6 +10,7 @@ from callbacks.progress import TrainingProgress
 from callbacks.signals import OrderlyStop
 from callbacks.staleness_monitor import StalenessMonitor
 from callbacks.target_update import TargetUpdate
+from callbacks.worker_health import WorkerHealth
 
 __all__ = [
     "Curriculum",
@@ -22,4 +23,5 @@ __all__ = [
     "StalenessMonitor",
     "TargetUpdate",
     "TrainingProgress",
+    "WorkerHealth",
 ]

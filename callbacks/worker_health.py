@@ -1,0 +1,209 @@
+"""WorkerHealth: supervision between updates; memory, processor share and threads of every process of a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import psutil
+import torch
+
+from claw_lightning.errors import ConfigError
+from claw_lightning.hooks import UpdateCallback
+from claw_lightning.limits import GIB, Room, tightest_room
+from claw_lightning.module import OptionCritic
+
+log = logging.getLogger(__name__)
+
+#: Seconds between looks at the workers while updates are made: a death is noticed within one of them and an update.
+SUPERVISE_SECONDS = 0.2
+#: Share of a limit of memory below which what is free is called little.
+LITTLE_FREE = 0.05
+LEARNER = "learner"
+
+
+def private_memory(process: psutil.Process) -> int:
+    """Bytes of a process that no other one shares: resident pages without those of files and shared blocks.
+
+    The replay's rings and the libraries' code are resident in every process that has touched them. Without them the
+    numbers of several processes can be added up.
+    """
+    info = process.memory_info()
+    return int(info.rss - getattr(info, "shared", 0))
+
+
+@dataclass
+class Watched:
+    """What is remembered of one process. ``base``: private bytes after its warm-up, None before."""
+
+    process: psutil.Process
+    since: float
+    marked: float
+    cpu_seconds: float
+    base: int | None = None
+    has_warned: bool = False
+
+
+class WorkerHealth(UpdateCallback):
+    """Watches the processes of a run: the learner, ``worker_<i>`` and the evaluator.
+
+    Between updates it lets the data module look after its workers, so that a death is noticed at once also where a
+    ``training_step`` is long. At logging steps it measures; a process is ``learner``, ``worker_<i>`` or ``evaluator``:
+
+    * ``memory/<process>_gb``: private memory in GiB, which is resident memory less shared pages. The replay's rings
+      and the libraries' code are resident in every process that touches them; they are left out, so that the numbers
+      can be added up.
+    * ``memory/free_gb``: what can still be had, by machine and control groups, in GiB.
+    * ``cpu/<process>``: processor seconds per second since the last measurement; 1 is one core.
+    * ``threads/<process>``: its threads.
+    * ``gpu/memory_gb``: tensors on the module's GPU, in GiB; ``gpu/utilization``: its load, 0 to 1, where the driver's
+      library tells.
+
+    It warns once per process whose private memory has grown by more than ``growth_limit_gb`` since its warm-up (a
+    process that was restarted is a new one), and once when less than a twentieth of the memory is free.
+
+    Args:
+        growth_limit_gb: GiB.
+        warmup_minutes: age of a process at which its memory becomes what growth is measured from.
+        every_seconds: shortest time between measurements; logging steps that come sooner log none of this.
+    """
+
+    def __init__(self, growth_limit_gb: float = 1.0, warmup_minutes: float = 5.0, every_seconds: float = 1.0) -> None:
+        for name, value in (
+            ("growth_limit_gb", growth_limit_gb), ("warmup_minutes", warmup_minutes), ("every_seconds", every_seconds),
+        ):  # fmt: skip
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"WorkerHealth.{name} is {value}; give 0 or more")
+        if growth_limit_gb == 0:
+            raise ConfigError("WorkerHealth.growth_limit_gb is 0; it must be positive")
+        self.growth_limit_gb, self.warmup_minutes = growth_limit_gb, warmup_minutes
+        self.every_seconds = every_seconds
+        self._watched: dict[str, Watched] = {}
+        self._data: Any = None
+        self._device: torch.device | None = None
+        self._supervised = -math.inf
+        self._measured = -math.inf
+        self._has_warned_of_little = False
+        self._knows_utilization = True
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Remember whose processes to watch."""
+        self._data = getattr(trainer, "datamodule", None)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The module is on its device by now; processor time counts from here."""
+        self._device = pl_module.device
+        self._watch(LEARNER, os.getpid())
+
+    def on_update_end(self, trainer: pl.Trainer, module: OptionCritic) -> None:
+        """Let the data module notice deaths and hangs, where it is time."""
+        now = time.monotonic()
+        if now - self._supervised < SUPERVISE_SECONDS:
+            return
+        self._supervised = now
+        supervise = getattr(self._data, "supervise", None)
+        if supervise is not None:
+            supervise()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let go of the run."""
+        self._data = self._device = None
+        self._watched.clear()
+
+    def metrics(self) -> dict[str, Any]:
+        """Measure all processes, if the last time is long enough ago. About a millisecond for a few of them."""
+        if time.monotonic() - self._measured < self.every_seconds:
+            return {}
+        self._measured = time.monotonic()
+        values: dict[str, float] = {}
+        processes = {LEARNER: os.getpid(), **self._processes()}
+        for name, pid in processes.items():
+            watched = self._watch(name, pid)
+            if watched is not None:
+                values.update(self._measure(name, watched))
+        for name in self._watched.keys() - processes.keys():
+            del self._watched[name]
+        room = tightest_room()
+        values["memory/free_gb"] = room.free / GIB
+        self._warn_of_little(room)
+        values.update(self._measure_gpu())
+        return values
+
+    def _processes(self) -> dict[str, int]:
+        found = getattr(self._data, "processes", None)
+        return dict(found()) if found is not None else {}
+
+    def _watch(self, name: str, pid: int) -> Watched | None:
+        """What is remembered of a process; None where it has just gone."""
+        known = self._watched.get(name)
+        if known is not None and known.process.pid == pid:
+            return known
+        self._watched.pop(name, None)
+        try:
+            process = psutil.Process(pid)
+            times = process.cpu_times()
+        except psutil.Error:
+            return None
+        now = time.monotonic()
+        self._watched[name] = watched = Watched(process, now, now, times.user + times.system)
+        return watched
+
+    def _measure(self, name: str, watched: Watched) -> dict[str, float]:
+        try:
+            with watched.process.oneshot():  # one look at each of the kernel's files
+                memory = private_memory(watched.process)
+                times = watched.process.cpu_times()
+                threads = watched.process.num_threads()
+        except psutil.Error:  # it has gone; the supervision sees to that
+            self._watched.pop(name, None)
+            return {}
+        values = {f"memory/{name}_gb": memory / GIB, f"threads/{name}": float(threads)}
+        now, seconds = time.monotonic(), times.user + times.system
+        if now > watched.marked:
+            values[f"cpu/{name}"] = max(0.0, seconds - watched.cpu_seconds) / (now - watched.marked)
+        watched.marked, watched.cpu_seconds = now, seconds
+        self._warn_of_growth(name, watched, memory, now)
+        return values
+
+    def _warn_of_growth(self, name: str, watched: Watched, memory: int, now: float) -> None:
+        if watched.base is None:
+            if now - watched.since >= 60.0 * self.warmup_minutes:
+                watched.base = memory
+            return
+        grown = (memory - watched.base) / GIB
+        if watched.has_warned or grown <= self.growth_limit_gb:
+            return
+        watched.has_warned = True
+        cure = "look for a callback or logger that keeps what it is given"
+        if name != LEARNER:
+            cure = "simulators leak; data.recycle_steps replaces a worker's process now and then"
+        log.warning(
+            "%s has grown by %.1f GiB of private memory in %.0f minutes, to %.1f GiB: %s",
+            name, grown, (now - watched.since) / 60.0, memory / GIB, cure,
+        )  # fmt: skip
+
+    def _warn_of_little(self, room: Room) -> None:
+        if self._has_warned_of_little or room.free >= LITTLE_FREE * room.total:
+            return
+        self._has_warned_of_little = True
+        log.warning(
+            "only %.2f GiB of %.1f GiB memory are free (limit: %s): the run may be killed; lower data.capacity or "
+            "data.num_workers",
+            room.free / GIB, room.total / GIB, room.where,
+        )  # fmt: skip
+
+    def _measure_gpu(self) -> dict[str, float]:
+        if self._device is None or self._device.type != "cuda":
+            return {}
+        values = {"gpu/memory_gb": torch.cuda.memory_allocated(self._device) / GIB}
+        if self._knows_utilization:
+            try:
+                values["gpu/utilization"] = torch.cuda.utilization(self._device) / 100.0
+            except Exception:  # its library is missing or refuses (ModuleNotFoundError, RuntimeError, its own errors)
+                self._knows_utilization = False
+        return values
