@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from claw_lightning.errors import ConfigError, UsageError
-from claw_lightning.limits import keep_freed_memory
+from claw_lightning.limits import computes_bfloat16, keep_freed_memory
 from claw_lightning.signals import Interrupted, StartUpSignals
+
+log = logging.getLogger(__name__)
 
 CONFIG_FLAGS = ("--config", "-c")
 LOG_FILE = "error.log"
@@ -150,9 +152,24 @@ def make_cli_class() -> Any:
             if settings.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in chosen):
                 wanted.append(callbacks.TrainingProgress)
             chosen += [cls() for cls in wanted if not any(isinstance(c, cls) for c in chosen)]
-            return super().instantiate_trainer(**{**kwargs, "callbacks": chosen})
+            kwargs = {**kwargs, "callbacks": chosen}
+            if settings.get("accelerator") == "cpu" and settings.get("precision") == "bf16-mixed":
+                kwargs["precision"] = usable_precision("bf16-mixed")
+            return super().instantiate_trainer(**kwargs)
 
     return ClawCLI
+
+
+def usable_precision(precision: str) -> str:
+    """What ``trainer.precision`` becomes on this processor, with a warning where that is something else."""
+    if computes_bfloat16():
+        return precision
+    log.warning(
+        "trainer.precision: this processor has no units for bfloat16 and would be tens of times slower with %s; "
+        "using 32-true",
+        precision,
+    )
+    return "32-true"
 
 
 def say(line: str) -> None:

@@ -747,6 +747,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.pool is not None:
             metrics["worker/alive"] = float(self.pool.alive)
             metrics["worker/restarts"] = float(self.pool.restarts)
+            metrics["worker/recycled"] = float(self.pool.recycled)
         return metrics
 
     def timers(self) -> dict[str, float]:

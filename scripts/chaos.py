@@ -9,7 +9,8 @@ With ``--coded`` the simulator is ``CodedEnv``, and every batch that is learned 
 reach over the end of an episode. In the end the run is stopped by SIGINT.
 
 Exit status 1 where something promised was broken: a death found late, a hang found later than its deadline, a worker
-not ready again in time, rows that are not whole, an end other than asked for, processes or shared memory left behind.
+not ready again in time, the collection not back at its rate in time (judged where nothing else broke meanwhile), rows
+that are not whole, an end other than asked for, processes or shared memory left behind.
 Arguments after ``--`` go to ``lightning fit`` and win over all else.
 """
 
@@ -77,6 +78,7 @@ class Outcome:
         rate_before, rate_after: environment steps per second in the windows before and after.
         whole: seconds until the rate of a window was back at 95 % of the run's median.
         judged_until: seconds that the run went on after it.
+        alone_until: seconds until the next death or hang.
     """
 
     kind: str
@@ -90,6 +92,7 @@ class Outcome:
     rate_after: float | None = None
     whole: float | None = None
     judged_until: float = 0.0
+    alone_until: float = float("inf")
 
 
 class Collected:
@@ -161,6 +164,9 @@ def outcomes(events: Sequence[Event], faults: Sequence[Fault], window: float = 2
             )  # fmt: skip
             outcome.ready = None if successor is None else successor["time"] - fault.time
         found.append(outcome)
+    losses = sorted(outcome.time for outcome in found if outcome.kind in DEATHS + HANGS)
+    for outcome in found:
+        outcome.alone_until = next((time for time in losses if time > outcome.time), float("inf")) - outcome.time
     return found
 
 
@@ -199,6 +205,11 @@ def broken_promises(found: Iterable[Outcome], limits: Limits, checks: dict[str, 
         if since > limits.recovery:
             text = "not ready again" if outcome.ready is None else "ready again"
             lines.append(f"{name}: {text} {since:.1f} s after it was noticed, promised {limits.recovery:g} s")
+        # The rate can be judged where nothing else broke in the meantime.
+        whole, until = outcome.whole, outcome.detected + limits.recovery
+        if (whole is None or whole > until) and min(outcome.judged_until, outcome.alone_until) > until:
+            text = "never" if whole is None else f"after {whole - outcome.detected:.1f} s"
+            lines.append(f"{name}: back at 95 % of the rate {text}, promised {limits.recovery:g} s from notice")
     if checks is None:
         lines.append("the run wrote no summary of its rows")
         return lines

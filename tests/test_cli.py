@@ -184,6 +184,13 @@ def test_a_hang_up_that_was_to_be_ignored_is(monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize("has_units, expected", [(True, "bf16-mixed"), (False, "32-true")])
+def test_bfloat16_is_used_where_the_processor_has_it(monkeypatch, caplog, has_units, expected):
+    monkeypatch.setattr(cli, "computes_bfloat16", lambda: has_units)
+    assert cli.usable_precision("bf16-mixed") == expected
+    assert ("trainer.precision" in caplog.text) is not has_units
+
+
 # -- help and options -------------------------------------------------------------------------------------------------
 
 

@@ -190,3 +190,25 @@ def test_processes_that_do_not_fit_are_told_apart(num_workers, cure):
 
 def test_where_the_limit_is_set_is_looked_up():
     assert "(limit: " in refusal(MemoryEstimate(10 * GIB), GIB, 1_000, 100)
+
+
+# -- the processor --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("processor : 0\nflags\t\t: fpu avx2 avx512_bf16\n", True),
+        ("flags : fpu amx_bf16 amx_tile\n", True),
+        ("flags : fpu avx2 fma\n", False),
+        ("Features : fp asimd bf16\n", True),
+        ("Features : fp asimd\n", False),
+        ("nothing of the kind\n", True),
+        (None, True),
+    ],
+)
+def test_units_for_bfloat16(tmp_path, text, expected):
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    assert limits.computes_bfloat16(path) is expected

@@ -91,7 +91,7 @@ def test_numbers_that_are_not_finite_are_no_failures():
 
 
 def judged(outcome, checks=None, coded=True):
-    found = chaos.Outcome(**{"kind": "kill", "time": 0.0, "pid": 7, "judged_until": 60.0, **outcome})
+    found = chaos.Outcome(**{"kind": "kill", "time": 0.0, "pid": 7, "judged_until": 60.0, "whole": 3.0, **outcome})
     return chaos.broken_promises([found], chaos.Limits(), {**CLEAN, **(checks or {})}, coded)
 
 
@@ -107,6 +107,10 @@ def judged(outcome, checks=None, coded=True):
         ({"detected": 0.5, "ready": 11.0}, "ready again 10.5 s after"),
         ({"detected": 0.5}, "not ready again 59.5 s after"),
         ({"detected": 0.5, "judged_until": 9.0}, None),
+        ({"detected": 0.5, "ready": 5.0, "whole": 10.4}, None),
+        ({"detected": 0.5, "ready": 5.0, "whole": 10.6}, "back at 95 % of the rate after 10.1 s"),
+        ({"detected": 0.5, "ready": 5.0, "whole": None}, "back at 95 % of the rate never"),
+        ({"detected": 0.5, "ready": 5.0, "whole": 10.6, "alone_until": 8.0}, None),  # something else broke by then
         ({"kind": "print"}, None),
         ({"kind": "nan_obs"}, "0 rows quarantined after 1 numbers"),
     ],
