@@ -21,7 +21,9 @@ Every event has ``event`` and ``time`` (s, CLOCK_MONOTONIC). ``worker`` is an in
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -36,11 +38,15 @@ from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector
 from claw_lightning.rollout.ring import LaneRing
 
+log = logging.getLogger(__name__)
+
 FILE_NAME = "events.jsonl"
 
 
 class EventLog:
     """Appends events to a file, each flushed to the system: a run that is killed leaves a log up to that moment.
+
+    So does one whose disk is full: the log then ends, with an error message, and the run goes on.
 
     Args:
         path: file; made anew.
@@ -58,9 +64,14 @@ class EventLog:
         """Append one event."""
         if event == "start":  # a new process has no policy yet: it adopts one, be it that of its predecessor
             self._starts.add((content["worker"], content["head"]))
-        json.dump({"event": event, "time": round(time.monotonic(), 4), **content}, self._file)
-        self._file.write("\n")
-        self._file.flush()
+        if self._file.closed:
+            return
+        try:
+            self._file.write(json.dumps({"event": event, "time": round(time.monotonic(), 4), **content}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            log.error("%s: no further events are recorded (%s)", self.path, error.strerror)
+            self.close()
 
     def draw(self, rings: list[LaneRing], draw: Draw, updates: int) -> None:
         """Append what was visible at a draw."""
@@ -80,7 +91,8 @@ class EventLog:
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a full disk has not taken
+            self._file.close()
 
 
 class Playback:

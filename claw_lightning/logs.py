@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 FORMAT = "%(asctime)s {name} (%(process)d) %(levelname)s %(message)s"
+MAX_BYTES = 64 << 20  # of a file, after which it is moved to <name>.1
 _handlers: list[logging.Handler] = []
 
 
-class _QuietFileHandler(logging.FileHandler):
-    """A full disk must not end a run, nor fill its screen."""
+class _QuietFileHandler(RotatingFileHandler):
+    """A full disk must not end a run, nor fill its screen; nor must a log fill the disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the record."""
@@ -22,7 +24,7 @@ def log_to_file(path: Path, name: str = "learner") -> None:
     stop_logging_to_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _QuietFileHandler(path)
+        handler = _QuietFileHandler(path, maxBytes=MAX_BYTES, backupCount=1)
     except OSError as error:
         logging.getLogger(__name__).warning("%s: no log of the %s is kept (%s)", path, name, error.strerror)
         return

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -106,6 +107,7 @@ def become_command(folder: Path, arguments: list[str], output: tuple[int, int], 
     for number, target in enumerate((nowhere, *output)):
         os.dup2(target, number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the check was started by nohup
     os.environ.update(environment(folder, mark))
     tempfile.tempdir = None
     sys.argv = ["lightning"]
@@ -488,6 +490,8 @@ def play_all(rounds: list[Round], args: argparse.Namespace) -> Iterator[Round]:
                     for round_ in rounds[job :: args.jobs]:
                         os.write(writer, json.dumps(asdict(play(round_, args))).encode() + b"\n")
                     status = 0
+                except Exception:
+                    traceback.print_exc()
                 finally:
                     os._exit(status)
             os.close(writer)
@@ -532,6 +536,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for all results")
     parser.add_argument("--keep", type=Path, help="existing folder in which those of failed rounds are kept")
     args = parser.parse_args()
+    for name, path, exists in (
+        ("--config", args.config, args.config.is_file()),
+        ("--keep", args.keep, args.keep is None or args.keep.is_dir()),
+        ("--json", args.json, args.json is None or args.json.absolute().parent.is_dir()),
+    ):
+        if not exists:
+            parser.error(f"{name} {path}: no such file or folder")
     args.config = args.config.resolve()
     args.keep = args.keep.resolve() if args.keep else None
     kinds = list(dict.fromkeys(args.kinds))

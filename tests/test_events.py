@@ -49,6 +49,16 @@ def test_a_version_is_written_down_where_it_changes_and_where_a_process_begins(t
     assert Draw.from_json(found[1]["draw"]) == draw_at(5, 2)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_ends_the_log_and_not_the_run(tmp_path, caplog):
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    log = EventLog(tmp_path / "events.jsonl")
+    for _ in range(3):
+        log.write("end")
+    log.close()
+    assert caplog.text.count("no further events are recorded (No space left on device)") == 1
+
+
 RUN = {"event": "run", "settings": {"seed": 3, "batch_size": 16}}
 DRAW = {"event": "draw", "updates": 0, "heads": [1], "versions": [[0, 0, 7]], "draw": draw_at(1).to_json()}
 

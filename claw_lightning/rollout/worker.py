@@ -40,7 +40,7 @@ from claw_lightning.rollout.ring import LaneRing, RowLayout
 log = logging.getLogger("worker")
 
 WAIT_SECONDS = 0.0005  # between looks at steps_allowed: far below a vector step, and idle otherwise
-MORE_LANES = 3  # with which a simulator is built to see what a lane costs
+MORE_LANES = 4  # with which a simulator is built to see what a lane costs
 MAX_PENDING = 1 << 20  # bytes of unsent episode messages after which new ones are dropped
 
 
@@ -102,20 +102,17 @@ def private_memory() -> int:
 
 def measure_memory(env: VectorEnv, settings: Dict[str, Any]) -> Dict[str, int]:
     """Private bytes of a process with one lane, and of each further lane where a second simulator may be built."""
-    memory, lane_memory = _after_some_steps(env), 0
-    if env.may_be_built_twice:
-        config = settings["env"]
-        larger = make_env(config["class_path"], config["init_args"], 1 + MORE_LANES, settings["seed"])
-        lane_memory = max(0, _after_some_steps(larger) - memory) // (1 + MORE_LANES)
-        larger.close()
-    return {"memory": memory, "lane_memory": lane_memory}
-
-
-def _after_some_steps(env: VectorEnv) -> int:
-    env.reset()
-    for _ in range(10):
-        env.step(np.zeros((env.num_envs, env.spec.action_size), np.float32))
-    return private_memory()
+    if not env.may_be_built_twice:
+        return {"memory": private_memory(), "lane_memory": 0}
+    config, found = settings["env"], []
+    larger = make_env(config["class_path"], config["init_args"], MORE_LANES, settings["seed"])
+    for each in (env, larger):
+        each.reset()
+        for _ in range(3):  # simulators allocate at their first steps
+            each.step(np.zeros((each.num_envs, each.spec.action_size), np.float32))
+        found.append(private_memory())
+    larger.close()
+    return {"memory": found[0], "lane_memory": max(0, found[1] - found[0]) // MORE_LANES}
 
 
 def describe_versions(env: VectorEnv) -> Dict[str, str]:
