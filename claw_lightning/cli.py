@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import traceback
 import warnings
@@ -322,6 +323,13 @@ def report(error: BaseException) -> int:
     return 2 if isinstance(error, UsageError) else 1
 
 
+def interrupted(number: int) -> int:
+    """Say that a signal came before the run began; returns the exit status."""
+    with contextlib.suppress(OSError):
+        print(f"lightning: {signal.Signals(number).name} before the run began", file=sys.stderr, flush=True)
+    return 128 + number
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console commands; returns (or exits with) the status.
 
@@ -342,13 +350,12 @@ def main(arguments: list[str] | None = None) -> int:
             received = next((c.received for c in cli.trainer.callbacks if type(c).__name__ == "OrderlyStop"), None)
             signals.received = received if received is not None else signals.received
         except Interrupted as interruption:
-            with contextlib.suppress(OSError):
-                print(f"lightning: {interruption} before the run began", file=sys.stderr, flush=True)
-            return 128 + interruption.number
+            return interrupted(interruption.number)
         except KeyboardInterrupt:  # raised by a user's own code
             return 130
         except Exception as error:
-            return report(error)
+            # A library may have swallowed the interruption of an import, and stumbled over what was missing then.
+            return report(error) if signals.received is None else interrupted(signals.received)
     return 0 if signals.received is None else 128 + signals.received
 
 

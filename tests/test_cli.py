@@ -1,5 +1,6 @@
 """The command: what it parses, what it says, and how it answers bad input, mostly within this process."""
 
+import contextlib
 import logging
 import signal
 from pathlib import Path
@@ -150,6 +151,23 @@ def test_a_signal_before_the_run_is_one_line_and_more_of_them_find_no_handler(mo
         assert cli.main([*FAST]) == 128 + number
         assert capsys.readouterr().err == f"lightning: {signal.Signals(number).name} before the run began\n"
         assert {signal.getsignal(each) for each in before} == {signal.SIG_DFL}  # no traceback while Python ends
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_a_signal_that_a_library_has_swallowed_is_not_taken_for_its_error(monkeypatch, capsys):
+    before = {each: signal.getsignal(each) for each in cli.StartUpSignals.NUMBERS}
+
+    def stumble():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGTERM)
+        raise KeyError("omegaconf+")
+
+    monkeypatch.setattr(cli, "make_cli_class", stumble)
+    try:
+        assert cli.main([*FAST]) == 128 + signal.SIGTERM
+        assert capsys.readouterr().err == "lightning: SIGTERM before the run began\n"
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
