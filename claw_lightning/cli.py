@@ -291,8 +291,10 @@ def unify_lightning_messages() -> None:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that led to it."""
-    while error is not None:
+    """An exception and those that led to it, each once: a stored exception that is raised again can close a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -158,7 +159,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.eval_seed, self._seed = eval_seed, seed
         self.on_worker_failure, self.restart_budget = on_worker_failure, restart_budget
         self.restart_window, self.deadlines = restart_window, dict(deadlines or {})
-        self.recycle_steps, self.record_events, self.replay_events = recycle_steps, record_events, replay_events
+        self.recycle_steps, self.record_events, self.replay_events = recycle_steps, record_events, replay_events or None
         self._check()
         self.spec: EnvSpec | None = None
         self.versions: dict[str, str] = {}
@@ -240,9 +241,11 @@ class ReplayDataModule(pl.LightningDataModule):
             )
 
     def _check_supervision(self) -> None:
-        for name in self.deadlines:
+        for name, seconds in self.deadlines.items():
             if name not in DEADLINES:
                 raise ConfigError(f"data.deadlines: there is none for '{name}'; known are {', '.join(DEADLINES)}")
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise ConfigError(f"data.deadlines.{name} is {seconds!r}; give a number of seconds")
         check_numbers("data.deadlines", self.deadlines, above=0.0)
         if self.on_worker_failure not in ("restart", "degrade", "stop"):
             raise ConfigError(f"data.on_worker_failure is '{self.on_worker_failure}'; use restart, degrade or stop")
@@ -305,6 +308,8 @@ class ReplayDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Learn the task's sizes from a short-lived worker, and share out the cores."""
         log_to_file(self.log_path("learner"))
+        if stage == "fit" and self.replay_events is not None and self._playback is None:
+            self._playback = Playback(Path(self.replay_events))
         if self.spec is None:
             self.spec, self.versions = self.describe()
             log.info("task %s: %s", self.spec.task, ", ".join(f"{k} {v}" for k, v in self.versions.items()))
@@ -362,7 +367,7 @@ class ReplayDataModule(pl.LightningDataModule):
             replay,
             worker=process_bytes(base, self.envs_per_worker, per_lane),
             num_workers=self.num_workers if has_processes else 0,
-            evaluator=process_bytes(base, self.eval_envs, per_lane) if has_processes else 0,
+            evaluator=process_bytes(base, min(self.eval_envs, self.eval_episodes), per_lane) if has_processes else 0,
             learner=learner_bytes(0, batch),
         )
         log.info("memory needed: %s", estimate.describe())
@@ -470,8 +475,7 @@ class ReplayDataModule(pl.LightningDataModule):
         assert self.trainer is not None
         layout = self.layout(self.spec)
         module: Any = self.trainer.lightning_module
-        if self.replay_events is not None:
-            self._playback = Playback(Path(self.replay_events))
+        if self._playback is not None:
             self._playback.check(self._identity())
         # Lock-step: one ring of all lanes, filled by one collector in this process.
         count, lanes = (1, self.lanes) if self.mode == "lockstep" else (self.num_workers, self.envs_per_worker)
@@ -532,12 +536,16 @@ class ReplayDataModule(pl.LightningDataModule):
         )
 
     def _identity(self) -> dict[str, Any]:
-        """Settings on which it depends which steps are taken and drawn, by their keys."""
+        """Settings on which it depends which steps are taken, drawn and learned from, by their keys."""
         names = (
             "num_workers", "envs_per_worker", "worker_threads", "capacity", "batch_size", "updates_per_step",
             "samples_per_insert", "warmup_steps", "seed",
         )  # fmt: skip
-        return {"env": asdict(self.env), "updates": self._updates(), **{name: getattr(self, name) for name in names}}
+        found = {f"data.{name}": getattr(self, name) for name in names} | {"data.env": asdict(self.env)}
+        module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
+        found |= {f"model.{name}": value for name, value in module.hparams.items()}
+        found |= {"trainer.precision": str(self.trainer.precision), "updates": self._updates()}  # type: ignore[union-attr]
+        return json.loads(json.dumps(found, default=str))  # as they come out of the log
 
     def _updates(self) -> int:
         module: Any = self.trainer.lightning_module if self.trainer is not None else None
@@ -815,7 +823,9 @@ class ReplayDataModule(pl.LightningDataModule):
             try:
                 self._evaluator.poll()
             except WorkerError as error:
-                if self.on_worker_failure != "degrade":
+                is_setting = worker.error is not None and worker.error.get("user", False)
+                is_training = self.trainer is not None and self.trainer.state.fn == "fit"
+                if self.on_worker_failure != "degrade" or is_setting or not is_training:
                     raise
                 log.error("%s; this evaluation is left out", error)
                 self._evaluator.close(grace=0.0)
@@ -826,8 +836,10 @@ class ReplayDataModule(pl.LightningDataModule):
         return self._eval_result
 
     def _on_evaluated(self, worker: Worker, message: dict[str, Any]) -> None:
-        if message["kind"] == "evaluated" and message["request"] == self._eval_requests:
-            self._eval_result = message["result"]
+        if message["kind"] == "evaluated":
+            worker.has_answered = True
+            if message["request"] == self._eval_requests:
+                self._eval_result = message["result"]
 
 
 class ReplayStream(IterableDataset):

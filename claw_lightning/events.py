@@ -76,6 +76,8 @@ class EventLog:
     def draw(self, rings: list[LaneRing], draw: Draw, updates: int) -> None:
         """Append what was visible at a draw."""
         heads = [int(head) for head in draw.heads]
+        if self._file.closed:
+            return
         if not self._seen:
             self._seen, self._versions = [0] * len(rings), [None] * len(rings)
         changes = []
@@ -86,6 +88,13 @@ class EventLog:
                 if version != self._versions[index] or (index, step) in self._starts:
                     self._versions[index] = version
                     changes.append([index, step, version])
+            if ring.head - self._seen[index] > ring.num_steps:
+                log.error(
+                    "%s: no further events are recorded: worker %d has overwritten steps before they were noted; "
+                    "raise data.capacity or lower data.rate_band", self.path, index,
+                )  # fmt: skip
+                self.close()
+                return
             self._seen[index] = head
         self.write("draw", updates=updates, heads=heads, draw=draw.to_json(), versions=changes)
 
@@ -113,17 +122,11 @@ class Playback:
         self._starts: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         self._configured: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
         self._versions: dict[int, dict[int, int]] = defaultdict(dict)
-        for event in self._read():
-            if event["event"] == "run":
-                self.settings = event["settings"]
-            elif event["event"] == "start":
-                self._starts[event["worker"]][event["head"]] = event
-            elif event["event"] == "configured":
-                self._configured[event["worker"]].append((event["step"], event["settings"]))
-            elif event["event"] == "draw":
-                self.draws.append(event)
-                for worker, step, version in event["versions"]:
-                    self._versions[worker][step] = version
+        for number, event in enumerate(self._read(), 1):
+            try:
+                self._take_in(event)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ConfigError(f"data.replay_events: {path}, line {number} is no event of a run") from error
         if not self.draws:
             raise ConfigError(f"data.replay_events: {path} holds no draw; the run ended before it learned")
         #: How often each version is still to be adopted; what is not is not kept.
@@ -132,9 +135,22 @@ class Playback:
         self._collectors: dict[int, Collector] = {}
         self._next = 0
 
+    def _take_in(self, event: dict[str, Any]) -> None:
+        if event["event"] == "run":
+            self.settings = dict(event["settings"])
+        elif event["event"] == "start":
+            self._starts[event["worker"]][event["head"]] = {name: event[name] for name in ("generation", "configure")}
+        elif event["event"] == "configured":
+            self._configured[event["worker"]].append((event["step"], dict(event["settings"])))
+        elif event["event"] == "draw":
+            Draw.from_json(event["draw"])
+            self.draws.append({name: event[name] for name in ("heads", "draw")})
+            for worker, step, version in event["versions"]:
+                self._versions[worker][step] = version
+
     def _read(self) -> list[dict[str, Any]]:
         try:
-            lines = self.path.read_text().splitlines()
+            lines = self.path.read_bytes().decode(errors="replace").splitlines()
         except OSError as error:
             raise ConfigError(f"data.replay_events: {self.path} cannot be read ({error.strerror})") from error
         events = []
@@ -144,7 +160,7 @@ class Playback:
             except ValueError as error:
                 if number < len(lines):  # the last one may be cut: the run was killed
                     raise ConfigError(f"data.replay_events: {self.path}, line {number} is no event") from error
-        if not events or events[0].get("event") != "run":
+        if not events or not isinstance(events[0], dict) or events[0].get("event") != "run":
             raise ConfigError(f"data.replay_events: {self.path} is not the event log of a run")
         return events
 
@@ -155,7 +171,7 @@ class Playback:
             ConfigError: names the first key that differs.
         """
         for key, recorded in self.settings.items():
-            if settings.get(key) != recorded:
+            if key not in settings or settings[key] != recorded:
                 raise ConfigError(
                     f"data.replay_events: {self.path} was recorded with {key} {recorded!r}, not {settings.get(key)!r}"
                 )

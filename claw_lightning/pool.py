@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ PAUSE = 2.0
 SECOND_CHANCE = 0.5
 #: Seconds from the end of the message pipe to that of the process.
 LAST_BREATH = 1.0
+#: Seconds that a process may take to end when it makes room for its successor.
+FAREWELL = 5.0
 #: Seconds between looks at the size of the logs.
 LOG_INTERVAL = 10.0
 
@@ -67,7 +70,7 @@ class _Watch:
 
     restart_at: float | None = None  # backing off until then (monotonic seconds)
     is_lost: bool = False
-    is_recycled: bool = False  # asked to make room for its successor
+    recycled_at: float | None = None  # asked to make room for its successor
     idle_failures: int = 0  # in a row, without a step in between
     owes_since: float | None = None  # it may write and has not
     owes_head: int = 0
@@ -106,6 +109,9 @@ class WorkerPool:
         self.on_message, self.on_event = on_message, on_event
         self.policy = policy or FailurePolicy()
         self.deadlines = {**DEADLINES, **self.policy.deadlines}
+        if "write" not in self.policy.deadlines:  # a step that may take long may also be waited for
+            longest = max(self.deadlines["step"], self.deadlines["reset"])
+            self.deadlines["write"] = max(self.deadlines["write"], 2.0 * longest)
         self.published, self.adopt_steps = published, adopt_steps
         self._watches = {id(worker): _Watch() for worker in workers}
         self._last_poll = time.monotonic()
@@ -126,13 +132,19 @@ class WorkerPool:
 
     def _start(self, worker: Worker) -> None:
         watch = self._watches[id(worker)]
-        watch.restart_at = watch.owes_since = watch.lags_since = None
-        watch.is_recycled = False
+        watch.restart_at = watch.owes_since = watch.lags_since = watch.recycled_at = None
         worker.start()
         self.on_event(
             "start", worker, pid=worker.pid, generation=worker.generation, restarts=worker.total_restarts,
             head=worker.first_head,
         )  # fmt: skip
+
+    def _restart(self, worker: Worker, watch: _Watch) -> None:
+        """Start a successor; what keeps it from being started (no descriptors, no disk) is a failure like others."""
+        try:
+            self._start(worker)
+        except WorkerError as error:
+            self._recover(worker, watch, f"cannot be started again: {error}")
 
     @property
     def alive(self) -> int:
@@ -164,8 +176,10 @@ class WorkerPool:
                 continue
             if watch.restart_at is not None:
                 if now >= watch.restart_at:
-                    self._start(worker)
+                    self._restart(worker, watch)
                 continue
+            if was_paused:  # time in which nobody looked is not held against it
+                watch.owes_since = watch.lags_since = None
             was_ready = worker.ready
             messages, ended = worker.messages()
             for message in messages:
@@ -177,7 +191,9 @@ class WorkerPool:
                 self._reap(worker, watch)
             elif what := self._hang(worker, was_paused) or self._idleness(worker, watch, now):
                 self._recover(worker, watch, what)
-            elif worker.has_written:
+            elif watch.recycled_at is not None and now - watch.recycled_at > FAREWELL:
+                self._replace(worker)  # its simulator's end takes for ever
+            elif worker.has_worked:
                 watch.idle_failures = 0
                 self._recycle_if_due(worker, watch)
         if now - self._logs_seen > LOG_INTERVAL:
@@ -219,57 +235,67 @@ class WorkerPool:
     def _recycle_if_due(self, worker: Worker, watch: _Watch) -> None:
         """Ask a process that has done its share to end; one at a time, so that the others go on collecting."""
         due = self.policy.recycle_after
-        if due <= 0 or watch.is_recycled or worker.head - worker.first_head < due:
+        if due <= 0 or watch.recycled_at is not None or worker.head - worker.first_head < due:
             return
-        if any(other.is_recycled for other in self._watches.values()):
+        if any(not other.ready or other.has_exited() for other in self.workers if not self.is_lost(other)):
             return
-        watch.is_recycled = worker.control.stop = True
+        if any(other.recycled_at is not None for other in self._watches.values()):
+            return
+        watch.recycled_at, worker.control.stop = time.monotonic(), True
         self.on_event("recycle", worker, pid=worker.pid, head=worker.head)
+
+    def _replace(self, worker: Worker) -> None:
+        worker.kill()
+        self.recycled += 1
+        self._restart(worker, self._watches[id(worker)])
 
     def _reap(self, worker: Worker, watch: _Watch) -> None:
         """A process whose pipe has ended, or that has ended itself."""
         until = time.monotonic() + LAST_BREATH
         while not worker.has_exited() and time.monotonic() < until:
             time.sleep(0.001)
+        if watch.recycled_at is not None and worker.error is None:
+            self._replace(worker)
+            return
+        has_ended = worker.has_exited()
         worker.kill()  # also what its simulator has started
-        if watch.is_recycled and worker.error is None:
-            self.recycled += 1
-            self._start(worker)
-        else:
-            self._recover(worker, watch, worker.exit_text())
+        # By somebody else's SIGKILL (out of memory, a scheduler): that says nothing about the simulator.
+        was_killed = has_ended and worker.process is not None and worker.process.returncode == -signal.SIGKILL
+        self._recover(worker, watch, worker.exit_text(), was_killed)
 
-    def _recover(self, worker: Worker, watch: _Watch, what: str) -> None:
+    def _recover(self, worker: Worker, watch: _Watch, what: str, was_killed: bool = False) -> None:
         """Restart a dead or hung worker, go on without it, or give up with the reason."""
         failure, policy = worker.failure(what), self.policy
         pid, head = worker.pid, worker.head
         worker.kill()
-        watch.is_recycled = False
+        watch.recycled_at = None
         now = time.monotonic()
-        watch.idle_failures = 0 if worker.has_written else watch.idle_failures + 1
+        watch.idle_failures = 0 if worker.has_worked else watch.idle_failures + 1
         while worker.restarts and now - worker.restarts[0] > policy.window:
             worker.restarts.popleft()
-        reason = self._hopeless(worker)
+        reason = self._hopeless(worker, was_killed)
         if reason is None and len(worker.restarts) >= policy.budget:
             reason = f"restarted {len(worker.restarts)} times within {policy.window:g} s already"
         if reason is not None:
             self._give_up(worker, watch, failure, reason, pid)
             return
-        delay = 0.0 if worker.has_written else BACK_OFF[min(watch.idle_failures, len(BACK_OFF)) - 1]
+        delay = 0.0 if worker.has_worked else BACK_OFF[min(watch.idle_failures, len(BACK_OFF)) - 1]
         worker.restarts.append(now)
         worker.total_restarts += 1
         self.on_event("failure", worker, pid=pid, what=what, head=head, delay=delay)
         log.warning("%s; restarting it%s", failure, f" in {delay:g} s" if delay else "")
         watch.restart_at = now + delay
         if delay == 0:
-            self._start(worker)
+            self._restart(worker, watch)
 
-    def _hopeless(self, worker: Worker) -> str | None:
+    def _hopeless(self, worker: Worker, was_killed: bool) -> str | None:
         """Why a restart would not help; None where it may."""
         if self.policy.on_failure == "stop":
             return "data.on_worker_failure is stop"
         if worker.error is not None and worker.error.get("user", False):
             return ""  # a setting: it would fail again
-        if worker.generation == 0 and not worker.has_written and (worker.error is not None or not worker.ready):
+        is_first = worker.generation == 0 and not worker.has_worked and not was_killed
+        if is_first and (worker.error is not None or not worker.ready):
             return ""  # never worked (exit status 0 too: simulators call quit())
         return None
 

@@ -88,6 +88,8 @@ class Worker:
         self.generation = -1
         #: Vector steps in the ring when this process was started.
         self.first_head = 0
+        #: Whether an evaluator's present process has answered a request.
+        self.has_answered = False
         self._buffer = b""
         self._outbox = b""
         self._pipe = -1
@@ -98,9 +100,9 @@ class Worker:
         return self.ring.head if self.ring is not None else 0
 
     @property
-    def has_written(self) -> bool:
-        """Whether the present process has published a step."""
-        return self.head > self.first_head
+    def has_worked(self) -> bool:
+        """Whether the present process has published a step or answered a request."""
+        return self.has_answered or self.head > self.first_head
 
     @property
     def pid(self) -> int | None:
@@ -116,6 +118,7 @@ class Worker:
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         self.ready, self.error, self._buffer, self._outbox, self._pipe = False, None, b"", b"", read_end
+        self.has_answered = False
         self.generation += 1
         self.first_head = self.head
         self.control.stop = False
@@ -238,8 +241,10 @@ class Worker:
                 file.seek(-KEPT_LOG, os.SEEK_END)
                 self.log_path.with_name(self.log_path.name + ".old").write_bytes(file.read())
             os.truncate(self.log_path, 0)  # the process appends: its next line is the new first one
+        except FileNotFoundError:
+            pass  # somebody has removed it
         except OSError as error:
-            log.warning("%s: the log has grown too large and could not be cut (%s)", self.log_path, error)
+            log.warning("%s: the log has grown too large and could not be cut (%s)", self.log_path, error.strerror)
 
     def exit_text(self) -> str:
         """How the process ended, in words; call it after :meth:`kill`."""

@@ -478,6 +478,8 @@ def plan(kinds: list[str], rounds: int, seed: int) -> list[Round]:
 
 def play_all(rounds: list[Round], args: argparse.Namespace) -> Iterator[Round]:
     """Play rounds in ``args.jobs`` processes; results as they come."""
+    from claw_lightning.rollout.parent import follow_parent
+
     pids = []
     with selectors.DefaultSelector() as selector:
         for job in range(args.jobs):
@@ -485,6 +487,8 @@ def play_all(rounds: list[Round], args: argparse.Namespace) -> Iterator[Round]:
             pid = os.fork()
             if pid == 0:
                 status = 1
+                follow_parent()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
                 try:
                     os.close(reader)
                     for round_ in rounds[job :: args.jobs]:
@@ -556,11 +560,12 @@ def main() -> int:
         sys.path.insert(0, str(ROOT))
         import_command()
     results: dict[str, list[Round]] = {kind: [] for kind in kinds}
-    for result in play_all(plan(kinds, args.rounds, args.seed), args):
-        results[result.kind].append(result)
-        for problem in result.problems:
-            where = f"{result.moment:.2f} s into {'start-up' if result.in_start_up else 'learning'}"
-            print(f"{result.kind} (seed {result.seed}, {where}): {problem}", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C: tell what there is
+        for result in play_all(plan(kinds, args.rounds, args.seed), args):
+            results[result.kind].append(result)
+            for problem in result.problems:
+                where = f"{result.moment:.2f} s into {'start-up' if result.in_start_up else 'learning'}"
+                print(f"{result.kind} (seed {result.seed}, {where}): {problem}", flush=True)
     verdicts = [summarise(kind, results[kind], args.rounds) for kind in kinds]
     if args.json:
         rows = [asdict(result) for found in results.values() for result in found]

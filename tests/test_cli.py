@@ -156,6 +156,12 @@ def test_a_signal_before_the_run_is_one_line_and_more_of_them_find_no_handler(mo
             signal.signal(each, handler)
 
 
+def test_errors_that_lead_to_each_other_are_each_told_once():
+    first, second = ValueError("a"), KeyError("b")
+    first.__cause__, second.__context__ = second, first
+    assert list(cli.chain(first)) == [first, second]
+
+
 def test_a_signal_that_a_library_has_swallowed_is_not_taken_for_its_error(monkeypatch, capsys):
     before = {each: signal.getsignal(each) for each in cli.StartUpSignals.NUMBERS}
 

@@ -49,6 +49,13 @@ def test_a_version_is_written_down_where_it_changes_and_where_a_process_begins(t
     assert Draw.from_json(found[1]["draw"]) == draw_at(5, 2)
 
 
+def test_steps_that_were_overwritten_unseen_end_the_log(tmp_path, caplog):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.draw([ring_of_versions(*range(20))], draw_at(18), 0)
+    log.write("end")
+    assert "raise data.capacity" in caplog.text and events(log.path) == []
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_ends_the_log_and_not_the_run(tmp_path, caplog):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
@@ -76,6 +83,13 @@ def write(path, *lines):
         ([DRAW], "not the event log"),
         ([RUN], "no draw"),
         ([RUN, "nonsense\n", DRAW], "line 2"),
+        ([RUN, "3\n", DRAW], "line 2"),
+        ([RUN, {"time": 3.0}, DRAW], "line 2"),
+        ([RUN, {"event": "start", "worker": 0}, DRAW], "line 2"),
+        ([RUN, {**DRAW, "versions": [1]}], "line 2"),
+        (["[]\n"], "not the event log"),
+        ([{"event": "run"}, DRAW], "line 1"),
+        (["\x00\xff\n", RUN, DRAW], "line 1"),
     ],
 )
 def test_what_is_no_log_is_refused_in_one_line(tmp_path, lines, words):
@@ -159,5 +173,5 @@ def test_a_run_with_failures_is_run_again_to_the_bit(tmp_path, monkeypatch):
     same = dict(tensors(recorded))
     assert all(torch.equal(value, same[name]) for name, value in tensors(again))
 
-    with pytest.raises(ConfigError, match="recorded with seed 3, not 4"):
+    with pytest.raises(ConfigError, match="recorded with data.seed 3, not 4"):
         fit_lockstep(tmp_path, 4, data={**data, "replay_events": str(log)}, **settings)

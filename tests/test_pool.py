@@ -207,6 +207,18 @@ def test_time_in_which_nobody_looked_is_not_held_against_a_worker(pool_of):
     assert pool.restarts == 0
 
 
+def test_when_all_have_stood_still_nobody_owes_a_step(pool_of):
+    pool = pool_of("idle", writing=True, policy={"deadlines": {"write": 0.2}})
+    pool.start()
+    pool.workers[0].control.steps_allowed = 5
+    pool.poll()
+    time.sleep(0.3)
+    pool._last_poll -= 10.0
+    pool.poll()
+    assert pool.restarts == 0
+    poll_until(pool, lambda: pool.restarts == 1)
+
+
 def test_a_worker_that_keeps_an_old_policy_is_replaced(pool_of):
     newest = [5]
     pool = pool_of("", writing=True, policy={"deadlines": {"adopt": 0.2}}, published=lambda: newest[0])
@@ -306,6 +318,65 @@ def test_processes_are_renewed_one_at_a_time_and_at_no_cost(pool_of):
     lives = [(kind, name) for kind, name, _ in events if kind in ("recycle", "start")][2:]
     assert lives[::2] == [("recycle", name) for _, name in lives[1::2]]  # nobody else went meanwhile
     assert all(worker.generation == 2 and worker.first_head == 24 for worker in pool.workers)
+
+
+def test_nobody_makes_room_while_a_successor_is_not_ready_yet(pool_of):
+    pool = pool_of("", "", writing=True, policy={"recycle_after": 10})
+    for worker in pool.workers:
+        worker.command.settings["start_seconds"] = 0.3
+    pool.start()
+    for worker in pool.workers:
+        worker.control.steps_allowed = 12
+    least = []
+    poll_until(pool, lambda: least.append(pool.alive) or pool.recycled == 2 and pool.alive == 2)
+    assert min(least) == 1
+
+
+def test_a_simulator_that_does_not_end_is_replaced_at_no_cost_too(pool_of, monkeypatch):
+    monkeypatch.setattr(claw_lightning.pool, "FAREWELL", 0.2)
+    pool = pool_of("deaf", writing=True, policy={"recycle_after": 10, "budget": 0})
+    pool.start()
+    pool.workers[0].control.steps_allowed = 12
+    poll_until(pool, lambda: pool.recycled == 1 and pool.alive == 1)
+    assert pool.restarts == 0
+
+
+def test_an_evaluator_that_has_worked_is_restarted_after_an_error(pool_of):
+    pool = pool_of("")
+    pool.start()
+    worker = pool.workers[0]
+    worker.has_answered = True
+    worker.error = {"kind": "error", "message": "the hand fell off", "user": False}
+    os.kill(worker.pid, signal.SIGKILL)
+    poll_until(pool, lambda: pool.restarts == 1 and pool.alive == 1)
+    assert not worker.has_answered
+
+
+def test_who_is_killed_from_outside_before_it_was_ready_is_restarted(pool_of):
+    pool = pool_of("")
+    pool.workers[0].command.settings["start_seconds"] = 60.0
+    pool.start(wait=False)
+    pool.workers[0].command.settings["start_seconds"] = 0.0
+    os.kill(pool.workers[0].pid, signal.SIGKILL)
+    poll_until(pool, lambda: pool.restarts == 1 and pool.alive == 1)
+
+
+def test_a_successor_that_cannot_be_started_is_a_failure_like_others(pool_of):
+    pool = pool_of("", policy={"budget": 2})
+    pool.start()
+    worker = pool.workers[0]
+    logs, other = worker.log_path.parent, worker.log_path.parent.with_name("moved")
+    logs.rename(other)
+    logs.write_text("in the way")
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="cannot be started again.*log cannot be written.*restarted 2 times"):
+        poll_until(pool, lambda: False)
+
+
+def test_a_step_that_may_take_long_may_also_be_waited_for(pool_of):
+    assert pool_of("", policy={"deadlines": {"step": 600.0}}).deadlines["write"] == 1200.0
+    assert pool_of("", policy={"deadlines": {"step": 600.0, "write": 5.0}}).deadlines["write"] == 5.0
+    assert pool_of("").deadlines["write"] == 240.0
 
 
 # -- what processes leave -------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def main() -> None:
     if script == "error":
         os.write(fd, b'{"kind": "error", "message": "no such task", "user": true}\n')
         os._exit(1)
+    time.sleep(settings.get("start_seconds", 0.0))
     os.write(fd, b'{"kind": "rea')  # messages may arrive in pieces
     os.write(fd, b'dy"}\n{"kind": "episodes", "episodes": []}\n')
     if script == "garbage":
