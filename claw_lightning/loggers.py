@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,15 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a logger that could not write tries again.
 RETRY = 60.0
+
+
+def _quiet(args: threading.ExceptHookArgs, before: Callable[..., Any] = threading.excepthook) -> None:
+    """Keep the last words of TensorBoard's writer thread off the screen; RunLogger says in one line what it died of."""
+    if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+        before(args)
+
+
+threading.excepthook = _quiet
 
 
 class RunLogger(TensorBoardLogger):

@@ -48,7 +48,7 @@ START_UP = (0.2, 5.0)
 SHARE_OF_START_UP = 0.25
 START_LIMIT = 180.0  # seconds until a run must have begun to learn
 END_LIMIT = 20.0  # from the signal to the end of the last process
-DISK = "2m"
+DISK_MIB = 2
 MARK = "CLAW_EXIT_CHECK"  # variable by which the processes of a round are found, whoever their parent is by then
 PROBE = '''
 import time
@@ -328,7 +328,7 @@ class Run:
             return self.problem("no checkpoint to begin with")
         wait_for(self.has_ended, self.round.moment)
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            while True:
+            for _ in range(DISK_MIB * 256 + 1):  # no more than that: should it not be mounted any more
                 file.write(bytes(4096))
         if not wait_for(lambda: "could not be written" in self.output() or self.has_ended(), START_LIMIT):
             self.problem("a full disk was not reported")
@@ -420,7 +420,7 @@ def scratch(kind: str, keep: Path | None) -> Iterator[Path]:
     try:
         if kind == "disk-full":
             disk.mkdir()
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)], check=True)
         yield folder
     finally:
         if disk.is_dir():

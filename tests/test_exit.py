@@ -289,7 +289,7 @@ def disk(tmp_path):
 
 def fill(path):
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
+        for _ in range(4096):  # 16 MiB, more than the disk has: should it not be mounted any more
             file.write(bytes(4096))
 
 

@@ -1,6 +1,7 @@
 """RunLogger: a full disk costs curves, not the run."""
 
 import errno
+import threading
 
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -53,3 +54,17 @@ def test_curves_are_written(tmp_path):
     logger.save()
     logger.finalize("success")
     assert list(tmp_path.glob("version_0/events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    "module, error, is_told",
+    [
+        ("tensorboard.summary.writer", OSError(errno.ENOSPC, "No space left on device"), False),
+        ("tensorboard.summary.writer", ValueError("a fault"), True),
+        ("mine", OSError(errno.ENOSPC, "No space left on device"), True),
+    ],
+)
+def test_what_the_writer_thread_dies_of_is_told_once(module, error, is_told):
+    writer, told = type("Writer", (threading.Thread,), {"__module__": module})(), []
+    loggers._quiet(threading.ExceptHookArgs((type(error), error, None, writer)), told.append)
+    assert bool(told) is is_told
