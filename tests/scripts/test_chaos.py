@@ -242,9 +242,7 @@ def test_wrong_arguments_are_one_line(arguments, word, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "autoreset, faults", [("next_step", ["kill", "stop", "kill"]), ("same_step", ["kill", "kill"])]
-)
+@pytest.mark.parametrize("autoreset, faults", [("same_step", ["kill", "stop", "kill"])])
 def test_a_run_whose_workers_are_killed_and_stopped_learns_from_whole_rows_alone(tmp_path, autoreset, faults):
     """The ring goes round several times, during the faults and after them."""
     tail = chaos.EventTail(tmp_path)

@@ -166,11 +166,11 @@ def test_a_kind_is_in_order_only_when_all_its_rounds_are(capsys):
 
 @pytest.mark.slow
 def test_real_rounds(tmp_path):
-    """Kinds of which tests/test_exit.py has none, or others: by itself, and a Ctrl-C."""
-    command = [sys.executable, str(ROOT / "scripts/exit_check.py"), "--kinds", "normal", "sigint"]
+    """A kind of which tests/test_exit.py has none."""
+    command = [sys.executable, str(ROOT / "scripts/exit_check.py"), "--kinds", "normal"]
     done = subprocess.run(
         [*command, "--json", str(tmp_path / "found.json")], check=False, capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    assert [(each["kind"], each["status"]) for each in found["rounds"]] == [("normal", 0), ("sigint", 130)]
+    assert [(each["kind"], each["status"]) for each in found["rounds"]] == [("normal", 0)]
