@@ -99,7 +99,7 @@ class Collected:
     """Environment steps over time, from the ``draw`` events of a run."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        lanes = next((e["settings"]["envs_per_worker"] for e in events if e["event"] == "run"), 1)
+        lanes = next((e["settings"]["data.envs_per_worker"] for e in events if e["event"] == "run"), 1)
         draws = [e for e in events if e["event"] == "draw"]
         self.times = [float(e["time"]) for e in draws]
         self.steps = [float(sum(e["heads"]) * lanes) for e in draws]

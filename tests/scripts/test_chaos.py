@@ -44,7 +44,7 @@ def draws(start, stop, step, rate, heads=None):
 
 def broken_off_run():
     """2 lanes, 100 vector steps per second; process 11 dies at 10.0, nothing comes until 13.0, when 12 is ready."""
-    events = [{"event": "run", "time": 0.0, "settings": {"envs_per_worker": 2}}]
+    events = [{"event": "run", "time": 0.0, "settings": {"data.envs_per_worker": 2}}]
     events += [life(0.0, "start", pid=11, head=0), life(0.5, "ready", pid=11)]
     events += draws(1.0, 10.0, 0.1, 100)
     events += [{"event": "draw", "time": 10.0 + i * 0.1, "heads": [900]} for i in range(31)]
