@@ -17,13 +17,11 @@ from typing import Any
 import lightning.pytorch as pl
 
 from callbacks.checkpoints import RunCheckpoint
-from claw_lightning.signals import StartUpSignals, release_closed_streams
+from claw_lightning.signals import SAME_REQUEST_SECONDS, StartUpSignals, release_closed_streams
 
 log = logging.getLogger(__name__)
 
 KILL_SECONDS = 2.0  # the most that ending the workers may take before the process ends regardless
-#: Seconds within which SIGTERM or SIGHUP again is the same request: schedulers and closing terminals repeat themselves.
-SAME_REQUEST_SECONDS = 1.0
 
 
 class OrderlyStop(pl.Callback):

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from claw_lightning.errors import ConfigError, UsageError
 from claw_lightning.limits import computes_bfloat16, keep_freed_memory
+from claw_lightning.logs import NoiseFilter
 from claw_lightning.signals import Interrupted, StartUpSignals
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,6 @@ log = logging.getLogger(__name__)
 CONFIG_FLAGS = ("--config", "-c")
 LOG_FILE = "error.log"
 MAX_LINE = 500  # characters of an error line; the whole text is in the log file
-#: Beginnings of Lightning's messages that no user of this command can act on.
-NOISE = ("`weights_only` was not set", "💡 Tip", "TPU available", "GPU available: False")
 
 
 def expand_configs(arguments: list[str]) -> list[str]:
@@ -254,14 +253,6 @@ def check_syntax(path: Path) -> None:
         raise UsageError(f"{path}{place}: {getattr(error, 'problem', None) or 'not valid YAML'}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not a text file in UTF-8") from error
-
-
-class NoiseFilter(logging.Filter):
-    """Drops log records that begin like one of :data:`NOISE`."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is shown."""
-        return not record.getMessage().startswith(NOISE)
 
 
 def set_up_messages() -> None:

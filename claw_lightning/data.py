@@ -100,19 +100,20 @@ class ReplayDataModule(pl.LightningDataModule):
         eval_envs: lanes of the evaluator.
         eval_seed: seed of the evaluator's simulator.
         seed: of simulators, exploration and sampler; None: ``seed_everything``'s, else 0.
-        on_worker_failure: what follows a worker's death, hang or error. ``restart``: it begins anew, within the budget,
-            after which the run ends with an error. ``degrade``: likewise, but then the run goes on without it, as long
-            as one is left. ``stop``: the run ends at once.
+        on_worker_failure: what follows a worker's death, hang or error. ``restart``: a new process, and an error once
+            the budget is spent. ``degrade``: a new process, and once the budget is spent the run goes on without the
+            worker, as long as one is left. ``stop``: the run ends at once.
         restart_budget: restarts of one worker within ``restart_window``.
-        restart_window: seconds.
-        deadlines: seconds after which a worker counts as hung, by what it does; changes of
-            :data:`claw_lightning.pool.DEADLINES` (``start``, ``reset``, ``step``, ``pull``, ``wait``, ``evaluate``:
-            without a heartbeat; ``write``: without a step although it may; ``adopt``: with an old policy).
+        restart_window: seconds in which the budget is counted.
+        deadlines: seconds after which a worker counts as hung, by what it does, such as ``--data.deadlines.step 5``.
+            Without a heartbeat: ``start`` (300), ``reset`` (120), ``step`` (60), ``pull`` (30), ``wait`` (30),
+            ``evaluate`` (60). ``write`` (240, or twice ``step`` or ``reset``): without a step although it may take
+            some. ``adopt`` (120): with an old policy.
         recycle_steps: environment steps of one worker process after which a fresh one takes its place, at no cost to
             the budget: simulators leak memory; 0: never.
-        record_events: write ``events.jsonl`` into the run's folder (:mod:`claw_lightning.events`).
-        replay_events: log of a recorded run, which is then run again in this process, step by step the same; for
-            debuggers. All other settings must be those of the recorded run.
+        record_events: write ``events.jsonl`` into the run's folder (overlapped mode only).
+        replay_events: such a file: that run is run again in this process, step by step the same; for debuggers. All
+            other settings must be those of the recorded run; nothing is recorded.
     """
 
     def __init__(
@@ -252,8 +253,6 @@ class ReplayDataModule(pl.LightningDataModule):
         for name in ("record_events", "replay_events"):
             if getattr(self, name) and self.mode == "lockstep":
                 raise ConfigError(f"data.{name}: a run in lock-step repeats by itself; set data.mode to overlapped")
-        if self.record_events and self.replay_events:
-            raise ConfigError("data.record_events: what is run again from data.replay_events has been recorded already")
 
     @property
     def lanes(self) -> int:

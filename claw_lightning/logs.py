@@ -9,7 +9,17 @@ from pathlib import Path
 
 FORMAT = "%(asctime)s {name} (%(process)d) %(levelname)s %(message)s"
 MAX_BYTES = 64 << 20  # of a file, after which it is moved to <name>.1
+#: Beginnings of Lightning's messages that no user of this command can act on.
+NOISE = ("`weights_only` was not set", "💡 Tip", "TPU available", "GPU available: False")
 _handlers: list[logging.Handler] = []
+
+
+class NoiseFilter(logging.Filter):
+    """Drops log records that begin like one of :data:`NOISE`."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is shown."""
+        return not record.getMessage().startswith(NOISE)
 
 
 class _QuietFileHandler(RotatingFileHandler):
@@ -29,12 +39,18 @@ def log_to_file(path: Path, name: str = "learner") -> None:
         logging.getLogger(__name__).warning("%s: no log of the %s is kept (%s)", path, name, error.strerror)
         return
     handler.setFormatter(logging.Formatter(FORMAT.format(name=name)))
+    handler.addFilter(NoiseFilter())
     logging.getLogger().addHandler(handler)
     _handlers.append(handler)
 
 
 def log_traceback(error: BaseException) -> None:
-    """Keep an error's traceback in the file; the screen gets one line."""
+    """Keep an error's traceback in the file; the screen gets one line. A signal is no error."""
+    if not isinstance(error, Exception):
+        logging.getLogger(__name__).info(
+            "the run was ended by %s", " ".join(str(error).split()) or type(error).__name__
+        )
+        return
     record = logging.makeLogRecord(
         {"name": __name__, "levelno": logging.ERROR, "levelname": "ERROR", "msg": "the run ended with an error",
          "exc_info": (type(error), error, error.__traceback__)}

@@ -8,7 +8,11 @@ import select
 import signal
 import stat
 import threading
+import time
 from typing import Any
+
+#: Seconds within which SIGTERM or SIGHUP again is the same request: schedulers and closing terminals repeat themselves.
+SAME_REQUEST_SECONDS = 1.0
 
 
 class Interrupted(BaseException):
@@ -22,13 +26,14 @@ class Interrupted(BaseException):
 class StartUpSignals:
     """Answers signals until the run's own callback (OrderlyStop) takes them, and after it has given them back.
 
-    First signal: unwind, which ends what was started. Second signal: end at once (exit status 1).
+    First signal: unwind, which ends what was started. Second signal (as OrderlyStop has it): end at once, exit status 1.
     """
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._received_at = 0.0
         self._raises = True
         self._previous: dict[int, Any] = {}
 
@@ -36,9 +41,12 @@ class StartUpSignals:
         """The handler."""
         if number == signal.SIGHUP:
             release_closed_streams()
+        now = time.monotonic()
         if self.received is not None:
-            os._exit(1)
-        self.received = number
+            if number == signal.SIGINT or now - self._received_at > SAME_REQUEST_SECONDS:
+                os._exit(1)
+            return
+        self.received, self._received_at = number, now
         if self._raises:
             raise Interrupted(number)
 

@@ -193,6 +193,9 @@ def test_a_signal_after_the_run_is_noted_and_a_second_ends_at_once(monkeypatch):
         signals.stand_by()
         signal.raise_signal(signal.SIGTERM)
         assert signals.received == signal.SIGTERM and not ended
+        signal.raise_signal(signal.SIGTERM)  # to the process and to its group, as `timeout` does
+        assert not ended
+        signals._received_at -= 2.0
         signal.raise_signal(signal.SIGTERM)
         signals.received = None  # else the handlers of this process would not come back
     assert ended == [1]

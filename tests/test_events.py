@@ -129,7 +129,6 @@ def test_a_policy_that_was_not_published_is_named(tmp_path):
     [
         ({"record_events": True}, "data.record_events.*overlapped"),
         ({"replay_events": "x"}, "data.replay_events.*overlapped"),
-        ({"mode": "overlapped", "record_events": True, "replay_events": "x"}, "data.record_events"),
     ],
 )
 def test_settings_that_exclude_each_other(settings, words):
