@@ -26,7 +26,7 @@ class Interrupted(BaseException):
 class StartUpSignals:
     """Answers signals until the run's own callback (OrderlyStop) takes them, and after it has given them back.
 
-    First signal: unwind, which ends what was started. Second signal (as OrderlyStop has it): end at once, exit status 1.
+    First signal: unwind, which ends what was started. Second one (as OrderlyStop has it): end at once, exit status 1.
     """
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
