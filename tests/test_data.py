@@ -237,6 +237,7 @@ def test_overlapped_run_and_evaluation_in_processes_of_their_own(tmp_path):
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
         "describe.log",
         "evaluator.log",
+        "learner.log",
         "worker_0.log",
         "worker_1.log",
     ]

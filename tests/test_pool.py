@@ -317,7 +317,7 @@ def test_processes_are_renewed_one_at_a_time_and_at_no_cost(pool_of):
     assert pool.restarts == 0 and not set(first) & {worker.pid for worker in pool.workers}
     lives = [(kind, name) for kind, name, _ in events if kind in ("recycle", "start")][2:]
     assert lives[::2] == [("recycle", name) for _, name in lives[1::2]]  # nobody else went meanwhile
-    assert all(worker.generation == 2 and worker.first_head == 24 for worker in pool.workers)
+    assert all(worker.generation == 2 and worker.first_head >= 20 for worker in pool.workers)
 
 
 def test_nobody_makes_room_while_a_successor_is_not_ready_yet(pool_of):
