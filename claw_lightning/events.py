@@ -117,7 +117,7 @@ class Playback:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.settings: dict[str, Any] = {}
-        self.draws: list[dict[str, Any]] = []
+        self.draws: list[Draw] = []
         # Of processes that began at the same step only the last has written anything.
         self._starts: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
         self._configured: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
@@ -143,8 +143,7 @@ class Playback:
         elif event["event"] == "configured":
             self._configured[event["worker"]].append((event["step"], dict(event["settings"])))
         elif event["event"] == "draw":
-            Draw.from_json(event["draw"])
-            self.draws.append({name: event[name] for name in ("heads", "draw")})
+            self.draws.append(Draw.from_json(event["draw"]))
             for worker, step, version in event["versions"]:
                 self._versions[worker][step] = version
 
@@ -190,12 +189,12 @@ class Playback:
         """
         if self._next == len(self.draws):
             return None
-        event = self.draws[self._next]
+        draw = self.draws[self._next]
         self._next += 1
-        for worker, (ring, head) in enumerate(zip(rings, event["heads"], strict=True)):
+        for worker, (ring, head) in enumerate(zip(rings, draw.heads, strict=True)):
             while ring.head < head:
                 self._step(worker, ring.head, make)
-        return Draw.from_json(event["draw"])
+        return draw
 
     def _step(self, worker: int, step: int, make: Callable[[int, int], Collector]) -> None:
         if step in self._starts[worker]:
