@@ -1,7 +1,6 @@
 """The check by whole runs: folders, resumption, figures, bars and exit status; the runs are fakes."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import signal
@@ -14,22 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts.loading import ROOT, load_script
 
-
-def load_script():
-    sys.path.insert(0, str(ROOT / "scripts"))  # it imports compare_sb3 from beside itself
-    try:
-        spec = importlib.util.spec_from_file_location("algorithm_check", ROOT / "scripts" / "algorithm_check.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["algorithm_check"] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-check = load_script()
+check = load_script("algorithm_check")
 SCALARS = {
     "option/usage_entropy": 0.5, "option/share_0": 0.75, "option/share_1": 0.25, "option/decision_rate": 0.1,
     "option/beta_extreme": 0.02,

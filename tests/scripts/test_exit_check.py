@@ -1,7 +1,6 @@
 """The check of ends: what it plans, what it notices, and one round of it."""
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -14,22 +13,9 @@ import psutil
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts.loading import ROOT, load_script
 
-
-def load_script():
-    sys.path.insert(0, str(ROOT / "scripts"))  # it imports compare_sb3 from beside itself
-    try:
-        spec = importlib.util.spec_from_file_location("exit_check", ROOT / "scripts" / "exit_check.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["exit_check"] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-check = load_script()
+check = load_script("exit_check")
 
 
 def test_the_plan_is_the_same_for_a_seed_and_interrupts_some_starts():
