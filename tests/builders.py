@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from claw_lightning.pool import FailurePolicy, Worker, WorkerCommand, WorkerPool
+from claw_lightning.replay import ReplayBatch, ReplayMemory
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode
 from claw_lightning.rollout.control import Control
@@ -91,6 +92,15 @@ def collector_of(env: Any, num_steps: int = 64, **agent: Any) -> tuple[Collector
 
 
 # -- processes ----------------------------------------------------------------------------------------------------
+
+
+def sample_unless_overtaken(memory: ReplayMemory, *args: int) -> ReplayBatch | None:
+    """A sample, or None: on a busy machine a writer may go round a short ring during each of the attempts."""
+    try:
+        return memory.sample(*args)
+    except RuntimeError as error:
+        assert "overtake" in str(error)
+        return None
 
 
 def start_writer(kind: str, fd: int, *numbers: int) -> subprocess.Popen[bytes]:

@@ -13,7 +13,7 @@ import torch
 from claw_lightning.replay import ReplayMemory
 from claw_lightning.replay.memory import Draw
 from claw_lightning.rollout.ring import HAS_FINAL, TERMINATED
-from tests.builders import PATIENCE, start_writer
+from tests.builders import PATIENCE, sample_unless_overtaken, start_writer
 from tests.fakes.writers import FOREVER, OBS_SIZE, episode_ring, episode_rows, last_position, write_episodes
 
 NUM_LANES = 8
@@ -70,7 +70,8 @@ def test_whole_rows_from_a_writer_at_full_speed(length, same_step):
                 if memory.stored == 0:
                     time.sleep(0.001)
                     continue
-                batch = memory.sample(1, 1024, length)
+                if (batch := sample_unless_overtaken(memory, 1, 1024, length)) is None:
+                    continue
                 assert faults(batch, same_step) == 0
                 assert not uneven(batch.moments)
                 rows += 1024 * length
@@ -97,7 +98,8 @@ def test_whole_rows_from_writers_that_are_killed_within_steps(same_step):
                 time.sleep(0.001)
                 continue
             for length in (1, 3):
-                batch = memory.sample(1, 256, length)
+                if (batch := sample_unless_overtaken(memory, 1, 256, length)) is None:
+                    continue
                 assert faults(batch, same_step) == 0
                 assert not uneven(batch.moments)
                 lives |= set(batch.field("previous_option").flatten().tolist())
@@ -124,7 +126,8 @@ def test_a_draw_is_repeated_to_the_bit(length, same_step):
             if memory.stored < 100:
                 time.sleep(0.001)
                 continue
-            batch = memory.sample(2, 200, length)
+            if (batch := sample_unless_overtaken(memory, 2, 200, length)) is None:
+                continue
             draw = memory.last_draw
             # Only what the checks of the writers' progress have changed is worth a proof.
             redrawn += len(draw.checks) > 1 and max(np.subtract(draw.checks[0], draw.heads)) > 2

@@ -21,7 +21,7 @@ from claw_lightning.rollout.ring import (
     LaneRing,
     RowLayout,
 )
-from tests.builders import PATIENCE, lane_rows, write_step
+from tests.builders import PATIENCE, lane_rows, sample_unless_overtaken, write_step
 from tests.replay import episode_writer
 
 FINAL = 0.5  # a true final observation is that of its row plus this, which no row holds
@@ -302,7 +302,8 @@ def test_neither_torn_nor_crossed_with_a_writer_process_at_full_speed(same_step)
             head = ring.head
             if head < 2:
                 continue
-            batch = memory.sample(1, 32, length)
+            if (batch := sample_unless_overtaken(memory, 1, 32, length)) is None:
+                continue
             valid, begin = batch.valid[0].numpy(), batch.obs[0, :, 0, 0].numpy().astype(int)
             step, lane = np.divmod(begin, num_lanes)
             to_end = 7 * np.ones(32, int) if same_step else 6 * np.ones(32, int)
