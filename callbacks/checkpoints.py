@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
+from claw_lightning.replay.storage import REPLAY_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class RunCheckpoint(Checkpoint):
         monitor: logged value that decides which is best.
         mode: max or min.
         dirpath: folder; None: ``checkpoints`` in the run's folder.
+        replay: store the experience too, in the folder ``replay`` beside ``last.ckpt``: a run that goes on from there
+            has it again. Only what is new is written each time; it takes ``data.capacity`` rows of disk in the end.
         at_minutes: also write ``minute-<m>.ckpt`` at these wall-clock minutes since the process was started.
     """
 
@@ -52,11 +55,12 @@ class RunCheckpoint(Checkpoint):
         monitor: str = "val/return",
         mode: str = "max",
         dirpath: str | None = None,
+        replay: bool = True,
         at_minutes: Sequence[float] = (),
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"RunCheckpoint.mode is '{mode}'; use max or min")
-        self.monitor, self.mode, self.dirpath = monitor, mode, dirpath
+        self.monitor, self.mode, self.dirpath, self.replay = monitor, mode, dirpath, replay
         self.best: float | None = None
         for minute in at_minutes:
             check_numbers("RunCheckpoint", {"at_minutes": minute}, above=0.0)
@@ -83,6 +87,7 @@ class RunCheckpoint(Checkpoint):
                 self.best = score  # before saving: it is part of what is saved
                 if not self._try_save(trainer, "best.ckpt"):
                     self.best = before
+        self._save_replay(trainer)
         self._try_save(trainer, "last.ckpt")
 
     def on_train_batch_end(
@@ -100,6 +105,7 @@ class RunCheckpoint(Checkpoint):
         """
         self._retry_at = 0.0
         self._save_marks(trainer)
+        self._save_replay(trainer)
         try:
             self._save(trainer, "last.ckpt")
         except OSError as error:
@@ -109,6 +115,7 @@ class RunCheckpoint(Checkpoint):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what was learned before an error, where a state exists and can be written."""
         if trainer.state.fn == "fit" and trainer.global_step > 0 and not self._is_over:
+            self._save_replay(trainer)
             self._try_save(trainer, "last.ckpt")
 
     def abandon(self) -> None:
@@ -123,6 +130,21 @@ class RunCheckpoint(Checkpoint):
                 self._marks.pop(0)
             else:
                 self._retry_at = time.time() + RETRY_SECONDS
+
+    def _save_replay(self, trainer: pl.Trainer) -> None:
+        """Store the experience, before the checkpoint that belongs to it: more than it knows of does no harm.
+
+        What cannot be stored is no reason to lose the checkpoint or the run: without it, a resumed run fills its memory
+        anew.
+        """
+        save = getattr(getattr(trainer, "datamodule", None), "save_replay", None)
+        is_idle = trainer.fast_dev_run or getattr(trainer.lightning_module, "diverged", False)  # type: ignore[attr-defined]
+        if not self.replay or save is None or is_idle or not trainer.is_global_zero:
+            return
+        try:
+            save(self.folder(trainer) / REPLAY_FOLDER)
+        except (OSError, ConfigError) as error:
+            log.error("the replay could not be stored: %s", error)
 
     def _try_save(self, trainer: pl.Trainer, name: str) -> bool:
         """Save, or say why not: a full disk must not end a run of days."""

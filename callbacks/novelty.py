@@ -107,6 +107,8 @@ class NoveltyBonus(UpdateCallback):
 
     def intrinsic_reward(self, trainer: pl.Trainer, module: OptionCritic, batch: ReplayBatch) -> Tensor:
         """Bonus of a batch, [U, B] or [U, B, L] (0 outside segments); then one step of the predictor."""
+        if batch.layout.image_size:
+            raise ConfigError("NoveltyBonus looks at observations, not at images, which this task has; leave it out")
         networks = self._prepare(batch.next_obs.shape[-1], batch.next_obs.device)
         networks.moments.update(batch.moments)
         networks.moments.write_to(networks.normalizer)

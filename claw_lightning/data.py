@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -28,12 +29,18 @@ from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
 from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
 from claw_lightning.rate import RateLimiter
-from claw_lightning.replay import ReplayBatch, ReplayMemory
+from claw_lightning.replay import Hindsight, Relabeller, ReplayBatch, ReplayMemory, Sampler
+from claw_lightning.replay.episodes import EpisodeIndex
 from claw_lightning.replay.memory import Draw
+from claw_lightning.replay.minari import minari_rings
+from claw_lightning.replay.samplers import Places, Uniform
+from claw_lightning.replay.storage import DONE, REPLAY_FOLDER, StoredReplay, load_replay, save_replay
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
 from claw_lightning.rollout.control import TIMERS, Control
 from claw_lightning.rollout.envs.base import SAME_STEP, ContractError, EnvError, EnvSpec, VectorEnv, make_env
+from claw_lightning.rollout.goals import GoalReward, goal_reward
+from claw_lightning.rollout.images import CODECS, make_codec
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.networks import Policy
 from claw_lightning.rollout.ring import LaneRing, RowLayout
@@ -41,6 +48,7 @@ from claw_lightning.rollout.ring import LaneRing, RowLayout
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.001
+MINARI = "minari:"
 
 
 @dataclass
@@ -114,6 +122,17 @@ class ReplayDataModule(pl.LightningDataModule):
         record_events: write ``events.jsonl`` into the run's folder (overlapped mode only).
         replay_events: such a file: that run is run again in this process, step by step the same; for debuggers. All
             other settings must be those of the recorded run; nothing is recorded.
+        sampler: which stored rows are learned from; None: all alike (:class:`Uniform`).
+        image_codec: compression of stored images, for tasks that have images: ``none``, ``zlib``, or ``lz4`` (several
+            times as fast; ``pip install 'claw-lightning[images]'``). They are decoded when sampled.
+        image_bytes: memory for each compressed image, on average; what does not fit displaces the oldest images, and
+            their steps with them (``replay/steps`` tells). None: a quarter of its pixels. A run that is resumed fills
+            its memory anew: compressed images are not stored with checkpoints.
+        replay_path: folder for the rings, which then lie in files and not in memory: a replay larger than memory, at
+            the speed of the disk. The files are gone when the run ends, however it ends; None: in memory.
+        initial_replay: experience to start with, learned from beside the run's own as long as it lasts: a stored replay
+            (such as ``runs/version_0/checkpoints/replay``) or ``minari:<data set>``.
+        hindsight: give samples of goal-conditioned tasks goals that their episodes reached; None: do not.
     """
 
     def __init__(
@@ -145,6 +164,12 @@ class ReplayDataModule(pl.LightningDataModule):
         recycle_steps: int = 0,
         record_events: bool = False,
         replay_events: str | None = None,
+        sampler: Sampler | None = None,
+        hindsight: Hindsight | None = None,
+        replay_path: str | None = None,
+        initial_replay: str | None = None,
+        image_codec: Literal["none", "zlib", "lz4"] = "none",
+        image_bytes: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(env, EnvConfig):
@@ -161,6 +186,9 @@ class ReplayDataModule(pl.LightningDataModule):
         self.on_worker_failure, self.restart_budget = on_worker_failure, restart_budget
         self.restart_window, self.deadlines = restart_window, dict(deadlines or {})
         self.recycle_steps, self.record_events, self.replay_events = recycle_steps, record_events, replay_events or None
+        self.sampler, self.hindsight = sampler or Uniform(), hindsight
+        self.image_codec, self.image_bytes = image_codec, image_bytes
+        self.replay_path, self.initial_replay = replay_path or None, initial_replay or None
         self._check()
         self.spec: EnvSpec | None = None
         self.versions: dict[str, str] = {}
@@ -179,6 +207,8 @@ class ReplayDataModule(pl.LightningDataModule):
         self._eval_result: dict[str, Any] | None = None
         self._eval_requests = 0
         self._restored_steps = 0
+        self._sampler_state: dict[str, Any] | None = None
+        self._stored: StoredReplay | None = None
         self._closed = False
         self._segment_length = 1
         self._local: tuple[Collector, Control] | None = None
@@ -207,6 +237,7 @@ class ReplayDataModule(pl.LightningDataModule):
         positive_numbers = ("samples_per_insert", "rate_band", "restart_window")
         check_numbers("data", {name: getattr(self, name) for name in positive_numbers}, above=0.0)
         self._check_supervision()
+        self._check_images()
         if self.samples_per_insert < 1e-6:
             raise ConfigError(f"data.samples_per_insert is {self.samples_per_insert}; it must be at least 1e-6")
         if self.batch_size > self.capacity:
@@ -239,6 +270,18 @@ class ReplayDataModule(pl.LightningDataModule):
                 "will be slower than it need be",
                 wanted,
                 cores,
+            )
+
+    def _check_images(self) -> None:
+        if self.image_codec not in CODECS:
+            raise ConfigError(f"data.image_codec is '{self.image_codec}'; use one of {', '.join(CODECS)}")
+        if self.image_bytes is None:
+            return
+        if self.image_bytes < 1:
+            raise ConfigError(f"data.image_bytes is {self.image_bytes}; it must be at least 1 (null: a quarter)")
+        if self.image_codec == "none":
+            raise ConfigError(
+                f"data.image_bytes ({self.image_bytes}) does nothing with data.image_codec 'none'; use zlib or lz4"
             )
 
     def _check_supervision(self) -> None:
@@ -358,8 +401,14 @@ class ReplayDataModule(pl.LightningDataModule):
     def _check_memory(self, spec: EnvSpec) -> None:
         """Refuse what will not fit, before anything large is made."""
         layout = self.layout(spec)
+        if layout.has_arena:
+            with simulator_errors():
+                make_codec(layout.image_codec, layout.image_size)  # here too, not only in the workers
         replay = self.num_workers * LaneRing.bytes_needed(layout, self.ring_steps, self.envs_per_worker)
-        batch = self.updates_per_step * self.batch_size * (layout.row_bytes + 4 * layout.obs_size)
+        index = self.sampler.bytes_per_row + (EpisodeIndex.bytes_per_row if self.hindsight is not None else 0)
+        replay += int(index * self.ring_steps * self.lanes)
+        pixels = layout.image_size * (2 if layout.has_arena else 1)  # besides those in the rows
+        batch = self.updates_per_step * self.batch_size * (layout.row_bytes + 4 * layout.obs_size + pixels)
         has_processes = self.mode == "overlapped"
         base, per_lane = self._process_bytes
         estimate = MemoryEstimate(
@@ -370,12 +419,19 @@ class ReplayDataModule(pl.LightningDataModule):
             learner=learner_bytes(0, batch),
         )
         log.info("memory needed: %s", estimate.describe())
-        refuse_oversized(estimate, available_memory(), self.capacity, layout.row_bytes)
+        refuse_oversized(estimate, available_memory(), self.capacity, layout.step_bytes)
 
-    @staticmethod
-    def layout(spec: EnvSpec) -> RowLayout:
+    def layout(self, spec: EnvSpec) -> RowLayout:
         """Packed row of a task."""
-        return RowLayout(spec.obs_size, spec.action_size, spec.states_size, spec.autoreset == SAME_STEP)
+        return RowLayout(
+            spec.obs_size,
+            spec.action_size,
+            spec.states_size,
+            spec.autoreset == SAME_STEP,
+            spec.image_shape,
+            self.image_codec,
+            self.image_bytes or 0,
+        )
 
     def train_dataloader(self) -> DataLoader[ReplayBatch]:
         """The stream itself; collection begins at its first iteration."""
@@ -391,17 +447,35 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Counters and episode statistics. Experience itself is not stored: a resumed run fills its memory anew."""
-        return {"limiter": self.limiter.state_dict(), "episodes": self.episodes.state_dict()}
+        return {
+            "limiter": self.limiter.state_dict(),
+            "episodes": self.episodes.state_dict(),
+            "sampler": {type(self.sampler).__name__: self.sampler.state_dict()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`; the stream then refills to the warm-up size before the first update."""
-        refill = self.limiter.warmup
+        """Restore :meth:`state_dict`.
+
+        Experience comes from the folder ``replay`` beside the checkpoint. Where there is none, the stream refills to
+        the warm-up size before the first update.
+        """
+        self._stored = self._replay_beside_checkpoint()
+        refill = self.limiter.warmup if self._stored is None else 0
         self.limiter.load_state_dict(state["limiter"])
         self._restored_steps = self.limiter.inserted
         # The steps that refill the memory are not owed to the learner: no burst of updates after a resume. A run that
         # was stopped while it filled its memory (negative error) does not wait for what it still lacked as well.
-        self.limiter.warmup += refill + min(0, int(self.limiter.error / self.limiter.samples_per_insert))
+        if self._stored is None:
+            self.limiter.warmup += refill + min(0, int(self.limiter.error / self.limiter.samples_per_insert))
         self.episodes.load_state_dict(state["episodes"])
+        self._sampler_state = state.get("sampler", {}).get(type(self.sampler).__name__)  # another one begins anew
+
+    def _replay_beside_checkpoint(self) -> StoredReplay | None:
+        trainer = self.trainer
+        if trainer is None or trainer.state.fn != "fit" or not trainer.ckpt_path:
+            return None
+        folder = Path(trainer.ckpt_path).parent / REPLAY_FOLDER
+        return load_replay(folder) if (folder / DONE).is_file() else None
 
     def teardown(self, stage: str) -> None:
         """Close the workers (normal end)."""
@@ -478,8 +552,18 @@ class ReplayDataModule(pl.LightningDataModule):
             self._playback.check(self._identity())
         # Lock-step: one ring of all lanes, filled by one collector in this process.
         count, lanes = (1, self.lanes) if self.mode == "lockstep" else (self.num_workers, self.envs_per_worker)
-        rings = [LaneRing(layout, self.ring_steps, lanes) for _ in range(count)]
-        self.memory = ReplayMemory(rings, self.seed)
+        self._check_sampler(module)
+        rings = self._make_rings(layout, count, lanes)
+        restored = self._restore_replay(rings)
+        past = [*restored, *self._open_past(layout)]
+        relabeller = self._relabeller([*rings, *past])
+        self.memory = ReplayMemory(
+            rings, self.seed, self.sampler, relabeller, module.settings.num_options, past, len(restored)
+        )
+        self._restored_steps -= self.memory.inserted  # those are counted by the rings again
+        self.memory.steps_before = self._restored_steps
+        if self._sampler_state is not None:
+            self.sampler.load_state_dict(self._sampler_state)
         mailbox = self.mailbox(module.policy)
         if module.updates > 0:  # resumed: what is collected now is not the work of version 0
             self.publish(module.policy, module.updates)
@@ -502,12 +586,7 @@ class ReplayDataModule(pl.LightningDataModule):
             settings = dict(
                 self._settings("collect", index),
                 agent=dict(agent, worker=index, num_workers=self.num_workers),
-                layout={
-                    "obs_size": layout.obs_size,
-                    "action_size": layout.action_size,
-                    "states_size": layout.states_size,
-                    "has_finals": layout.has_finals,
-                },
+                layout=layout.settings(),
                 num_steps=ring.num_steps,
                 ring_fd=ring.block.fd,
                 mailbox_fd=mailbox.block.fd,
@@ -525,6 +604,101 @@ class ReplayDataModule(pl.LightningDataModule):
         self.pool.start(wait=False)
         self.regulate()
 
+    def _make_rings(self, layout: RowLayout, count: int, lanes: int) -> list[LaneRing]:
+        if self.replay_path is None:
+            return [LaneRing(layout, self.ring_steps, lanes) for _ in range(count)]
+        folder = Path(self.replay_path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            paths = [folder / f"ring_{os.getpid()}_{i}" for i in range(count)]
+            return [LaneRing(layout, self.ring_steps, lanes, path=str(path)) for path in paths]
+        except OSError as error:
+            reason = str(error) if error.strerror is None or error.filename is None else error.strerror
+            raise ConfigError(f"data.replay_path: no rings can be made in {folder} ({reason})") from error
+
+    def _restore_replay(self, rings: list[LaneRing]) -> list[LaneRing]:
+        """Fill the rings with what was stored beside the checkpoint; where they have other shapes now, it is past."""
+        if self._stored is None:
+            return []
+        started = time.perf_counter()
+        shapes = [(ring.num_steps, ring.num_lanes) for ring in rings]
+        if [(ring.num_steps, ring.num_lanes) for ring in self._stored.rings] == shapes:
+            self._stored.restore(rings)
+            past = []
+        else:
+            self._stored.check_fits(rings[0].layout)
+            past = self._stored.open_rings(self.capacity)
+        log.info(
+            "%d steps restored from %s in %.1f s", self._stored.stored, self._stored.folder,
+            time.perf_counter() - started,
+        )  # fmt: skip
+        return past
+
+    def _open_past(self, layout: RowLayout) -> list[LaneRing]:
+        """Rings of other runs' experience, or of a data set."""
+        if self.initial_replay is None:
+            return []
+        assert self.spec is not None
+        if self.initial_replay.startswith(MINARI):
+            rings = minari_rings(self.initial_replay.removeprefix(MINARI), self.spec, layout)
+        else:
+            stored = load_replay(self.initial_replay)
+            stored.check_fits(layout)
+            rings = stored.open_rings()
+        rows = sum(ring.head * ring.num_lanes for ring in rings)
+        log.info("starting with %d steps of %s", rows, self.initial_replay)
+        return rings
+
+    def save_replay(self, folder: Path) -> None:
+        """Store what the workers' rings hold; see :func:`claw_lightning.replay.storage.save_replay`.
+
+        Compressed images are not stored, nor is anything beside them.
+
+        Raises:
+            OSError: the disk is full, or nothing can be written there.
+        """
+        if self.memory is not None and self.memory.inserted > 0 and not self.memory.layout.has_arena:
+            save_replay(self.memory.written, folder)
+
+    def _check_sampler(self, module: Any) -> None:
+        """Refuse a sampler that gives what is not used, or wants what nobody gives."""
+        name = type(self.sampler).__name__
+        if self.sampler.needs_segments and module.segment_length == 1:
+            raise ConfigError(
+                f"data.sampler {name} draws segments, and this model learns from single steps; set model.n_step or "
+                "model.policy_gradient"
+            )
+        if self.sampler.wants_errors and module.policy_gradient is not None:
+            raise ConfigError(
+                f"data.sampler {name} draws by the critics' errors, of which model.policy_gradient has none; set it "
+                "null, or choose another sampler"
+            )
+
+    def _relabeller(self, rings: list[LaneRing]) -> Relabeller | None:
+        if self.hindsight is None:
+            return None
+        assert self.spec is not None
+        return Relabeller(self.hindsight, self.spec, self._goal_reward(self.spec), rings)
+
+    def _goal_reward(self, spec: EnvSpec) -> GoalReward:
+        """The task's own reward: as its adapter describes it, else by a simulator in this process."""
+        if spec.goal_reward is not None:
+            with simulator_errors():
+                return goal_reward(spec.goal_reward)
+        if spec.achieved_goal is None:
+            return lambda achieved, desired: achieved[..., 0]  # refused by whoever asked
+        env = self._make_local_env(1, self.seed)
+        with simulator_errors():
+            goals = np.zeros((1, spec.achieved_goal[1] - spec.achieved_goal[0]), np.float32)
+            env.compute_reward(goals, goals)
+        return lambda achieved, desired: env.compute_reward(
+            achieved.reshape(-1, achieved.shape[-1]), desired.reshape(-1, desired.shape[-1])
+        ).reshape(achieved.shape[:-1])
+
+    def update_priorities(self, places: Places, errors: torch.Tensor) -> None:
+        """Tell the sampler absolute TD errors [U, B] of a batch's samples."""
+        self.sampler.update(places, errors.detach().float().flatten().cpu().numpy())
+
     def _failure_policy(self) -> FailurePolicy:
         return FailurePolicy(
             self.on_worker_failure,
@@ -538,9 +712,11 @@ class ReplayDataModule(pl.LightningDataModule):
         """Settings on which it depends which steps are taken, drawn and learned from, by their keys."""
         names = (
             "num_workers", "envs_per_worker", "worker_threads", "capacity", "batch_size", "updates_per_step",
-            "samples_per_insert", "warmup_steps", "seed",
+            "samples_per_insert", "warmup_steps", "seed", "image_codec", "image_bytes",
         )  # fmt: skip
         found = {f"data.{name}": getattr(self, name) for name in names} | {"data.env": asdict(self.env)}
+        found["data.sampler"] = _plain(self.sampler)
+        found["data.hindsight"] = self.hindsight and asdict(self.hindsight)
         module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
         found |= {f"model.{name}": value for name, value in module.hparams.items()}
         found |= {"trainer.precision": str(self.trainer.precision), "updates": self._updates()}  # type: ignore[union-attr]
@@ -622,9 +798,28 @@ class ReplayDataModule(pl.LightningDataModule):
                 )
         if not settings:
             return
+        self._change_goal_reward(settings)
         self._configure("collect", self._local and self._local[0].env, self.pool, settings)
         if evaluation:
             self._configure("evaluate", self._local_evaluator and self._local_evaluator[0], self._evaluator, settings)
+
+    def _change_goal_reward(self, settings: dict[str, Any]) -> None:
+        """Relabelled rewards are those of the changed task from now on."""
+        if self.hindsight is None or self.spec is None or self.spec.goal_reward is None:
+            return
+        reward = dict(self.spec.goal_reward)
+        names = {
+            "distance_threshold": ("threshold", "position_threshold"),
+            "rotation_threshold": ("rotation_threshold",),
+        }
+        for name, value in settings.items():
+            reward.update({key: value for key in names.get(name, ()) if key in reward})
+        if "reward_type" in settings and "sparse" in reward:
+            reward["sparse"] = settings["reward_type"] == "sparse"
+        if reward != self.spec.goal_reward:
+            self.spec = replace(self.spec, goal_reward=reward)
+            if self.memory is not None and self.memory.relabeller is not None:
+                self.memory.relabeller.reward = self._goal_reward(self.spec)
 
     def _configure(self, mode: str, env: VectorEnv | None, pool: WorkerPool | None, settings: dict[str, Any]) -> None:
         if env is not None:
@@ -708,6 +903,9 @@ class ReplayDataModule(pl.LightningDataModule):
         return batch
 
     def _sample(self, memory: ReplayMemory, script: Draw | None = None) -> ReplayBatch:
+        if memory.relabeller is not None and memory.last_draw is None:
+            memory.relabeller.check_reward()
+        memory.updates = self._updates()
         batch = memory.sample(self.updates_per_step, self.batch_size, self._segment_length, script)
         batch.env_steps += self._restored_steps
         self.limiter.inserted = batch.env_steps
@@ -741,6 +939,7 @@ class ReplayDataModule(pl.LightningDataModule):
         metrics["rate/samples_per_insert"] = self.limiter.achieved
         if self.memory is not None:
             metrics["replay/steps"] = float(self.memory.stored)
+            metrics.update(self.sampler.metrics())
         metrics["replay/quarantined"] = float(self.quarantined)
         now, timers = time.perf_counter(), self.timers()
         then, waited, before = self._mark
@@ -839,6 +1038,21 @@ class ReplayDataModule(pl.LightningDataModule):
             worker.has_answered = True
             if message["request"] == self._eval_requests:
                 self._eval_result = message["result"]
+
+
+def _plain(sampler: Any) -> Any:
+    """Settings of a sampler, and of those inside it, by name."""
+    if isinstance(sampler, (list, tuple)):
+        return [_plain(each) for each in sampler]
+    if not isinstance(sampler, Sampler):
+        return sampler
+    public = {
+        name: _plain(value)
+        for name, value in vars(sampler).items()
+        if not name.startswith("_") and not hasattr(Sampler, name)
+    }
+    kept = {name: value for name, value in public.items() if isinstance(value, (bool, int, float, str, list, dict))}
+    return {type(sampler).__name__: kept}
 
 
 class ReplayStream(IterableDataset):

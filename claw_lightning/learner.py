@@ -36,6 +36,11 @@ class Learner(pl.LightningModule):
         self.diverged = False
 
     @property
+    def evaluated_policy(self) -> Policy:
+        """What evaluations play with."""
+        return self.policy
+
+    @property
     def settings(self) -> Any:
         """The constructor's arguments by name (Lightning's hparams)."""
         return self.hparams
@@ -83,7 +88,7 @@ class Learner(pl.LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         metrics: dict[str, float] = {}
         for prefix in ("", "student_") if self.policy.student is not None else ("",):
-            result = data.evaluate(self.policy, self.agent_settings(), data.eval_episodes, seed, bool(prefix))
+            result = data.evaluate(self.evaluated_policy, self.agent_settings(), data.eval_episodes, seed, bool(prefix))
             if result is None or not result["return"]:
                 return
             for name in ("return", "length", "success"):

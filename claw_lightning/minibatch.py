@@ -7,7 +7,7 @@ after B.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,10 @@ class Minibatch:
         log_prob_option: [B] of the behaviour.
         valid: [B, L] bool, steps of a segment that belong to it; None without segments.
         weight: [B, K], how much each option learns from the row; None: the executed one alone.
+        importance: [B] importance weight of each sample; None: all one.
         raw_obs: [B, O] as the simulator gave it, for a teacher with a normaliser of its own; else None.
+        image: [B, C, H, W] uint8 beside ``obs``, and likewise ``next_image``; None without images, and once ``obs`` and
+            ``next_obs`` hold their features (:meth:`OptionCritic.perceived`).
     """
 
     obs: Tensor
@@ -52,14 +55,17 @@ class Minibatch:
     log_prob_option: Tensor | None = None
     valid: Tensor | None = None
     weight: Tensor | None = None
+    importance: Tensor | None = None
     raw_obs: Tensor | None = None
+    image: Tensor | None = None
+    next_image: Tensor | None = None
 
     @classmethod
     def of(cls, batch: ReplayBatch, normalizer: Callable[[Tensor], Tensor], reward: Tensor, options: bool) -> Minibatch:
         """All updates of a replay batch, [U, ...]; ``reward`` is what is learned from."""
         made = cls(
             normalizer(batch.obs), batch.action, batch.option, reward, batch.terminated, normalizer(batch.next_obs),
-            valid=batch.valid,
+            valid=batch.valid, importance=batch.weights, image=batch.image, next_image=batch.next_image,
         )  # fmt: skip
         if options or batch.valid is not None:
             made.first, made.previous = batch.first, batch.previous_option
@@ -77,17 +83,23 @@ class Minibatch:
         """One update of a stacked minibatch."""
         return self.map(lambda x: x[u])
 
+    def detached(self) -> Minibatch:
+        """The same rows, with observations that let no gradient into an encoder."""
+        return replace(self, obs=self.obs.detach())
+
     def step(self, k: int) -> Minibatch:
         """Step ``k`` of every segment, as a minibatch of single steps."""
-        made = self.map(lambda x: x[:, k])
-        made.valid = None
-        return made
+        return self._single(lambda x: x[:, k])
 
     def last_step(self) -> Minibatch:
         """The last valid step of every segment."""
         assert self.valid is not None
         index = self.valid.sum(1) - 1
         rows = torch.arange(len(index), device=index.device)
-        made = self.map(lambda x: x[rows, index])
-        made.valid = None
+        return self._single(lambda x: x[rows, index])
+
+    def _single(self, step: Callable[[Tensor], Tensor]) -> Minibatch:
+        """Single steps of segments; what belongs to whole samples stays."""
+        made = replace(self, importance=None).map(step)
+        made.valid, made.importance = None, self.importance
         return made

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
+from claw_lightning.augmentation import random_shift
 from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import end_run
@@ -25,6 +26,7 @@ from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.networks import Policy, mlp
+from claw_lightning.rollout.noise import linear_decay
 from claw_lightning.rollout.normalizer import RunningMoments
 from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings, needs_own_actions
 from claw_lightning.updates import policy_gradient
@@ -94,10 +96,18 @@ class OptionCritic(Learner):
         option_heads: how the actor knows its option: ``embedding`` into the first layer, or ``separate`` last layers.
         activation: relu, elu, tanh or silu.
         init: orthogonal, xavier, he, or torch (PyTorch's own).
+        policy_average: step per update of a slow copy of the policy (Polyak average), which is evaluated and acts in
+            :meth:`agent` in place of the policy itself; workers go on with the latter. Evens out how a policy sways
+            from update to update. 0: no copy.
+        image_features: numbers into which an encoder turns the image of a task that has images. The critics' loss alone
+            trains it; all networks see its features beside the observation.
+        image_shift: pixels by which images are shifted at random in learning (DrQ); 0: none.
         layer_norm: layer normalisation in the critics.
         num_critics: C; the smallest of them is the target's value. 1 for DDPG.
         critic_atoms: Z of categorical critics over ``value_range``; 0: critics of the expected value.
         value_range: lowest and highest value of categorical critics.
+        target_range: bounds of the critics' targets, in scaled rewards, where the task's return is known to be bounded:
+            [-1/(1 - gamma), 0] for rewards of -1 until a goal is reached; None: none.
         n_step: steps of rewards before the bootstrap.
         n_step_form: ``executed``: along the executed options; ``switch``: cut where the first option ended;
             ``retrace``: all steps of a segment, off-policy corrected.
@@ -111,6 +121,9 @@ class OptionCritic(Learner):
         termination_lr: of the termination network.
         value_lr: of option value and state value.
         temperature_lr: of the stochastic actor's temperature.
+        lr_decay_steps: environment steps over which all learning rates fall linearly to ``final_lr`` of their values;
+            0: they stay.
+        final_lr: share of the learning rates that is left then.
         policy_delay: critic updates per update of the action policy (TD3).
         option_delay: critic updates per update of option policy and termination.
         target_noise: standard deviation of the target policy's smoothing noise (deterministic actor).
@@ -157,10 +170,14 @@ class OptionCritic(Learner):
         option_heads: Literal["embedding", "separate"] = "embedding",
         activation: Literal["relu", "elu", "tanh", "silu"] = "relu",
         init: Literal["orthogonal", "xavier", "he", "torch"] = "orthogonal",
+        policy_average: float = 0.0,
+        image_features: int = 50,
+        image_shift: int = 0,
         layer_norm: bool = False,
         num_critics: int = 2,
         critic_atoms: int = 0,
         value_range: tuple[float, float] = (-100.0, 100.0),
+        target_range: tuple[float, float] | None = None,
         n_step: int = 1,
         n_step_form: Literal["executed", "switch", "retrace"] = "executed",
         trace: float = 1.0,
@@ -173,6 +190,8 @@ class OptionCritic(Learner):
         termination_lr: float = 3e-4,
         value_lr: float = 1e-3,
         temperature_lr: float = 3e-4,
+        lr_decay_steps: int = 0,
+        final_lr: float = 0.1,
         policy_delay: int = 2,
         option_delay: int = 2,
         target_noise: float = 0.2,
@@ -201,6 +220,7 @@ class OptionCritic(Learner):
         self.exploration = exploration or Exploration(kind="none" if own else "gaussian")
         check_settings(self.settings, self.groups)
         self.spec: EnvSpec | None = None
+        self._errors: list[Tensor] | None = None
         self._teacher: tuple[Policy, ...] = ()  # in a tuple: frozen, and no part of checkpoints
 
     @property
@@ -260,6 +280,9 @@ class OptionCritic(Learner):
         }
         if self.distillation.kind == "student":
             self.policy_settings["student_hidden_sizes"] = list(self.distillation.student_hidden_sizes)
+        if spec.image_shape is not None:
+            self._check_image_shift(spec)
+            self.policy_settings.update(image_shape=list(spec.image_shape), image_features=h.image_features)
         self.policy = Policy(**self.policy_settings)
         self.policy.switch_cost.fill_(h.deliberation_cost)
         self.moments = RunningMoments(spec.obs_size)
@@ -268,15 +291,29 @@ class OptionCritic(Learner):
             self._build_critics(spec, action_size)
         else:
             self.target_option_value = Policy(**self.policy_settings).option_value
+        if self.policy.encoder is not None:
+            self.target_encoder = Policy(**self.policy_settings).encoder
         for online, target in self.target_pairs:
             target.load_state_dict(online.state_dict())
             target.requires_grad_(False)
         if h.num_options > 1:
-            self.state_value = mlp([spec.obs_size, *h.option_hidden_sizes, 1], h.activation, 1.0, h.init)
+            self.state_value = mlp([self.policy.input_size, *h.option_hidden_sizes, 1], h.activation, 1.0, h.init)
             self.register_buffer("advantage_scale", torch.tensor(0.0))
             self.register_buffer("option_shares", torch.full((h.num_options,), 1.0 / h.num_options))
         self._build_reference()
+        self.average: Policy | None = None
+        if h.policy_average > 0:
+            self.average = Policy(**self.policy_settings)
+            self.average.load_state_dict(self.policy.state_dict())
+            self.average.requires_grad_(False)
         self._bind()
+
+    def _check_image_shift(self, spec: EnvSpec) -> None:
+        shift, shape = self.settings.image_shift, spec.image_shape
+        if shape is not None and shift >= min(shape[1:]):
+            raise ConfigError(
+                f"model.image_shift is {shift}; images of {spec.task} have {shape[1]} x {shape[2]} pixels, give a few"
+            )
 
     def _build_critics(self, spec: EnvSpec, action_size: int) -> None:
         h = self.settings
@@ -284,8 +321,8 @@ class OptionCritic(Learner):
         def make_critic() -> TwinCritic | DiscreteCritic:
             common = (h.num_options, h.hidden_sizes, h.activation, h.layer_norm, h.init, h.num_critics)
             if spec.num_actions > 0:
-                return DiscreteCritic(spec.obs_size, action_size, *common)
-            return TwinCritic(spec.obs_size, action_size, *common, h.critic_atoms, h.value_range)
+                return DiscreteCritic(self.policy.input_size, action_size, *common)
+            return TwinCritic(self.policy.input_size, action_size, *common, h.critic_atoms, h.value_range)
 
         self.critic, self.target_critic = make_critic(), make_critic()
         self.target_actor: nn.Module | None = None
@@ -322,13 +359,18 @@ class OptionCritic(Learner):
     @property
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """(online, target) networks that a target-update callback averages."""
+        pairs: list[tuple[nn.Module, nn.Module]] = []
         if self.policy_gradient is not None:
             assert self.policy.option_value is not None
             assert self.target_option_value is not None
-            return [(self.policy.option_value, self.target_option_value)]
-        pairs: list[tuple[nn.Module, nn.Module]] = [(self.critic, self.target_critic)]
-        if self.target_actor is not None:
-            pairs.append((self.policy.actor, self.target_actor))
+            pairs.append((self.policy.option_value, self.target_option_value))
+        else:
+            pairs.append((self.critic, self.target_critic))
+            if self.target_actor is not None:
+                pairs.append((self.policy.actor, self.target_actor))
+        if self.policy.encoder is not None:
+            assert self.target_encoder is not None
+            pairs.append((self.policy.encoder, self.target_encoder))
         return pairs
 
     def agent_settings(self) -> dict[str, Any]:
@@ -353,7 +395,7 @@ class OptionCritic(Learner):
             raise ConfigError("agent(student=True): this run distilled no student (model.distillation.kind)")
         settings = {**self.agent_settings(), "exploration": None}
         made = OptionAgent(num_lanes=num_lanes, seed=seed, evaluate=True, **settings)
-        made.load(self.policy.flatten(), self.updates)
+        made.load(self.evaluated_policy.flatten(), self.updates)
         made.use_student = student
         return made
 
@@ -380,7 +422,10 @@ class OptionCritic(Learner):
             groups.append(("student", list(policy.student.parameters()), self.distillation.student_lr))
         if self.distillation.kl_limit is not None:
             groups.append(("multiplier", [self.log_multiplier], self.distillation.dual_lr))
+        if policy.encoder is not None:  # learns with what is counted: the critics, or the values of options
+            groups[0][1].extend(policy.encoder.parameters())
         self._optimizer_names = [name for name, _, _ in groups]
+        self._rates = [lr for _, _, lr in groups]
         return [torch.optim.Adam(parameters, lr=lr, fused=True) for _, parameters, lr in groups]
 
     def configure_callbacks(self) -> list[pl.Callback]:
@@ -405,27 +450,45 @@ class OptionCritic(Learner):
         stacked = Minibatch.of(batch, self.policy.normalizer, self.reward(batch), h.num_options > 1)
         if self.distillation.kind == "teacher":
             stacked.raw_obs = batch.obs
+        self.schedule_rates()
+        self._errors = None if batch.places is None else []
         for u in range(len(batch)):
             if self.policy_gradient is None:
                 self.update(stacked.at(u), last=u == len(batch) - 1)
             else:
                 self.updates += 1
                 policy_gradient.update(self, stacked.at(u), last=u == len(batch) - 1)
+                self.move_average()
             for callback in self.callbacks():
                 callback.on_update_end(self.trainer, self)
+        if batch.places is not None and self._errors is not None:
+            self.trainer.datamodule.update_priorities(batch.places, torch.stack(self._errors))  # type: ignore[attr-defined]
         self.log_training()
         if self.trainer.datamodule.finished:  # type: ignore[attr-defined]
             end_run(self.trainer)
 
+    def schedule_rates(self) -> None:
+        """Learning rates as they are due after so many environment steps."""
+        h = self.settings
+        if h.lr_decay_steps > 0:
+            factor = linear_decay(self.env_steps, 1.0, h.final_lr, h.lr_decay_steps)
+            for wrapped, rate in zip(self.optimizers(), self._rates, strict=True):  # type: ignore[arg-type]
+                for group in wrapped.optimizer.param_groups:
+                    group["lr"] = rate * factor
+            self.record("lr/factor", torch.tensor(factor))
+
     def update(self, rows: Minibatch, last: bool) -> None:
         """One update: critic, and what is due of actor, options, values and student. ``last`` of its training step."""
         h = self.settings
+        rows = self.perceived(rows)
         learning = learning_rows(self, rows)
         if h.n_step == 1:
             update_critic(self, learning, counted=last)
         else:
             update_critic_over_segments(self, rows, counted=last)
         self.updates += 1
+        if self.policy.encoder is not None:
+            learning = learning.detached()
         if self.updates % h.policy_delay == 0:
             update_actor(self, learning)
         if h.num_options > 1 and self.updates % h.option_delay == 0:
@@ -434,8 +497,39 @@ class OptionCritic(Learner):
             update_student(self, learning)
         if self.distillation.kind == "target":
             move_reference(self)
+        self.move_average()
         if last and h.num_options > 1:
             update_values(self, learning)
+
+    def perceived(self, rows: Minibatch) -> Minibatch:
+        """Rows whose observations hold the features of their images.
+
+        Those of the observations carry a gradient into the encoder, which the critics' loss alone may use (Yarats et
+        al., arXiv 1910.01741). Those of next observations are the target encoder's, without a gradient.
+        """
+        if rows.image is None or rows.next_image is None:
+            return rows
+        assert self.target_encoder is not None
+        shift = self.settings.image_shift
+        obs = self.policy.perceive(rows.obs, random_shift(rows.image, shift))
+        with torch.no_grad():
+            features = self.target_encoder(random_shift(rows.next_image, shift))
+        image = rows.image if self._teacher else None  # it has an encoder of its own
+        return replace(rows, obs=obs, next_obs=torch.cat((rows.next_obs, features), -1), image=image, next_image=None)
+
+    def with_encoder(self, network: nn.Module) -> nn.Module:
+        """A network and the encoder that learns from its loss, whose gradients are clipped together."""
+        return network if self.policy.encoder is None else nn.ModuleList([network, self.policy.encoder])
+
+    @torch.no_grad()
+    def note_errors(self, q: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """Keep absolute TD errors for a sampler that wants them: [C, B] and [B], or [C, B, K] and [B, K] with weights.
+
+        Means over critics; over options or steps by the weights [B, K].
+        """
+        if self._errors is not None:
+            error = (q - target).abs().mean(0)
+            self._errors.append(error if weight is None else (error * weight).sum(1))
 
     def reward(self, batch: ReplayBatch) -> Tensor:
         """What is learned from: the task's reward, scaled, and what callbacks add to it."""
@@ -454,6 +548,24 @@ class OptionCritic(Learner):
         assert self.target_option_value is not None
         with torch.no_grad():
             return self.target_option_value(obs).float()
+
+    @torch.no_grad()
+    def move_average(self) -> None:
+        """The averaged policy follows by ``policy_average``."""
+        if self.average is not None:
+            averages: list[Tensor] = list(self.average.parameters())
+            present: list[Tensor] = list(self.policy.parameters())
+            torch._foreach_lerp_(averages, present, self.settings.policy_average)
+
+    @property
+    def evaluated_policy(self) -> Policy:
+        """What evaluations and :meth:`agent` play with: the averaged policy where there is one."""
+        if self.average is None:
+            return self.policy
+        with torch.no_grad():  # statistics, cost and the like are not averaged
+            for mine, present in zip(self.average.buffers(), self.policy.buffers(), strict=True):
+                mine.copy_(present)
+        return self.average
 
     @property
     def reference_policy(self) -> Policy | None:
@@ -515,16 +627,20 @@ class OptionCritic(Learner):
         """Refuse a checkpoint of another task or of networks of another shape, naming both."""
         assert self.spec is not None
         pairs = [(f"task {spec.task}", f"task {self.spec.task}")] if spec.task != self.spec.task else []
-        for name in ("obs_size", "action_size"):
+        for name in ("obs_size", "action_size", "image_shape"):
             if getattr(spec, name) != getattr(self.spec, name):
                 pairs.append((f"{name} {getattr(spec, name)}", f"{name} {getattr(self.spec, name)}"))
         stored = checkpoint.get("hyper_parameters", {})
         for name in ("num_options", "actor", "hidden_sizes", "option_hidden_sizes", "layer_norm", "option_heads",
                      "num_critics", "critic_atoms", "value_range", "activation", "normalize_observations",
-                     "tune_temperature"):  # fmt: skip
+                     "tune_temperature", *(("image_features",) if spec.image_shape else ())):  # fmt: skip
             theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
             if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:
                 pairs.append((f"model.{name} {theirs}", f"model.{name} {ours}"))
+        averages = [float(rate) > 0 for rate in (stored.get("policy_average", 0.0), self.settings.policy_average)]
+        if averages[0] != averages[1]:
+            pairs.append((f"model.policy_average {stored.get('policy_average', 0.0)}",
+                          f"model.policy_average {self.settings.policy_average}"))  # fmt: skip
         groups = checkpoint["claw"].get("groups", {})
         now = {name: None if group is None else asdict(group) for name, group in self.groups.items()}
         for name, theirs, ours in zip(STRUCTURE, structure(groups), structure(now), strict=True):

@@ -154,6 +154,7 @@ def check_settings(h: Any, groups: dict[str, Any]) -> None:
         ConfigError: names the keys.
     """
     _check_alone(h)
+    _check_range(h)
     _check_together(h, groups)
 
 
@@ -162,7 +163,7 @@ def _check_alone(h: Any) -> None:
         raise ConfigError(f"model.num_options is {h.num_options}; it must be at least 1 (1: no options)")
     if not 0.0 <= h.gamma < 1.0:
         raise ConfigError(f"model.gamma is {h.gamma}; it must lie in [0, 1)")
-    for name in ("policy_delay", "option_delay", "num_critics", "n_step", "filter_length"):
+    for name in ("policy_delay", "option_delay", "num_critics", "n_step", "filter_length", "image_features"):
         if h[name] < 1:
             raise ConfigError(f"model.{name} is {h[name]}; it must be at least 1")
     if not 0.0 < h.initial_termination < 1.0:
@@ -172,7 +173,9 @@ def _check_alone(h: Any) -> None:
             f"model.min_option_duration ({h.min_option_duration}) must be at least 1 and "
             f"model.max_option_duration ({h.max_option_duration}) at least 0 (no cap)"
         )
-    for name in ("all_options", "trace"):
+    if h.lr_decay_steps < 0:
+        raise ConfigError(f"model.lr_decay_steps is {h.lr_decay_steps}; it cannot be negative (0: no decay)")
+    for name in ("all_options", "trace", "policy_average", "final_lr"):
         if not 0.0 <= h[name] <= 1.0:
             raise ConfigError(f"model.{name} is {h[name]}; it must lie in [0, 1]")
     if h.target_decision_rate is not None and not 0.0 < h.target_decision_rate < 1.0:
@@ -184,7 +187,7 @@ def _check_alone(h: Any) -> None:
     check_numbers("model", {name: h[name] for name in positive}, above=0.0)
     least_zero = ("deliberation_cost", "target_noise", "target_noise_clip", "action_penalty", "option_entropy",
                   "termination_entropy", "max_grad_norm", "option_batch_size", "interruption",
-                  "critic_atoms")  # fmt: skip
+                  "critic_atoms", "image_shift")  # fmt: skip
     check_numbers("model", {name: h[name] for name in least_zero}, least=0.0)
     check_numbers("model", {name: h[name] for name in ("target_entropy", "reward_scale")})
     if h.reward_scale == 0.0:
@@ -198,6 +201,17 @@ def _check_alone(h: Any) -> None:
     check_numbers("model", {"value_range": high})
     if not (low < high):
         raise ConfigError(f"model.value_range is {list(h.value_range)}; the first number must be below the second")
+
+
+def _check_range(h: Any) -> None:
+    if h.target_range is not None:
+        low, high = h.target_range
+        check_numbers("model", {"target_range": low})
+        check_numbers("model", {"target_range": high})
+        if not low < high:
+            raise ConfigError(
+                f"model.target_range is {list(h.target_range)}; the first number must be below the second"
+            )
 
 
 def _check_together(h: Any, groups: dict[str, Any]) -> None:

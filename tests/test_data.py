@@ -1,5 +1,6 @@
 """ReplayDataModule: what it refuses, how it paces a run, and how a run ends and resumes."""
 
+import copy
 import json
 import math
 import os
@@ -14,6 +15,9 @@ from claw_lightning import data as data_room
 from claw_lightning.data import EnvConfig, ReplayDataModule
 from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.hooks import UpdateCallback
+from claw_lightning.replay import Hindsight
+from claw_lightning.replay.samplers import ByOption, Fresh, Mixture, OptionSegments, Prioritized, Recent, Uniform
+from claw_lightning.settings import PolicyGradient
 from tests.builders import FAKES
 from tests.fakes.fake_envs import ConfigurableEnv
 from tests.runs import fit_lockstep, make_data, make_module, tensors
@@ -172,7 +176,7 @@ def test_a_run_stopped_while_it_filled_its_memory_waits_for_one_warm_up_only():
 
 
 def test_resumed_run_refills_and_continues_counters_and_versions(tmp_path):
-    keep, journal = RunCheckpoint(dirpath=str(tmp_path)), Journal()
+    keep, journal = RunCheckpoint(dirpath=str(tmp_path), replay=False), Journal()
     settings = {"enable_checkpointing": True}
     _, module, _ = fit_lockstep(tmp_path, callbacks=[keep], limit_val_batches=0, **settings)
     stored = torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -186,6 +190,121 @@ def test_resumed_run_refills_and_continues_counters_and_versions(tmp_path):
     # One hundred steps refilled the memory, one hundred were learned from.
     assert (data.env_steps, resumed.updates) == (500, 150)
     assert trainer.global_step == 75
+
+
+@pytest.mark.parametrize("changes", [{}, {"capacity": 3000}, {"envs_per_worker": 2}])
+def test_resumed_run_has_its_experience_again(tmp_path, changes):
+    """In rings of the same shapes, or beside new ones; it learns on at once and owes nothing."""
+    keep, journal = RunCheckpoint(dirpath=str(tmp_path)), Journal()
+    settings = {"enable_checkpointing": True}
+    _, _, before = fit_lockstep(tmp_path, callbacks=[keep], limit_val_batches=0, **settings)
+    trainer, resumed, data = fit_lockstep(
+        tmp_path, callbacks=[journal], data={"max_env_steps": 500, **changes}, ckpt=tmp_path / "last.ckpt",
+        limit_val_batches=0,
+    )  # fmt: skip
+    assert journal.steps[0][1] == 100 and 300 <= journal.steps[0][0] <= 304
+    assert (data.env_steps, resumed.updates, trainer.global_step) == (500, 200, 100)
+    assert resumed.moments.count == 500 and data.limiter.achieved == pytest.approx(8.0, rel=0.4)
+    old, new = before.memory.rings[0], data.memory.rings[-1 if changes else 0]
+    taken = old.rows[: old.head] if not changes else old.rows[: old.head, :, : old.layout.fields["flags"][0]]
+    kept = new.rows[: old.head, :, : taken.shape[2]]
+    assert (taken.view("i4") == kept.view("i4")).all()
+    assert len(data.memory.rings) == (2 if changes else 1)
+
+
+def test_a_stored_replay_that_was_cut_is_an_error_of_one_line(tmp_path):
+    fit_lockstep(tmp_path, callbacks=[RunCheckpoint(dirpath=str(tmp_path))], limit_val_batches=0,
+                 enable_checkpointing=True)  # fmt: skip
+    rows = tmp_path / "replay" / "ring_0.rows"
+    os.truncate(rows, rows.stat().st_size // 2)
+    with pytest.raises(ConfigError, match="replay") as error:
+        fit_lockstep(tmp_path, data={"max_env_steps": 500}, ckpt=tmp_path / "last.ckpt")
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_begins_with_the_experience_of_another_one(tmp_path):
+    fit_lockstep(tmp_path, callbacks=[RunCheckpoint(dirpath=str(tmp_path))], limit_val_batches=0,
+                 enable_checkpointing=True)  # fmt: skip
+    journal = Journal()
+    _, module, data = fit_lockstep(
+        tmp_path, seed=1, callbacks=[journal], limit_val_batches=0,
+        data={"initial_replay": str(tmp_path / "replay"), "envs_per_worker": 2, "max_env_steps": 200},
+    )  # fmt: skip
+    # What another run has collected is neither counted as a step of this one nor learned from less.
+    assert (data.env_steps, module.updates) == (200, 50) and journal.steps[0][0] >= 100
+    assert data.memory.stored > 200 + 250
+    assert module.moments.count > 450
+
+
+@pytest.mark.parametrize(
+    "path, message", [("nowhere", "nowhere"), ("minari:no/such-v0", "minari"), ("", None)]
+)  # fmt: skip
+def test_experience_that_is_not_there_is_named_in_one_line(tmp_path, monkeypatch, path, message):
+    monkeypatch.chdir(tmp_path)
+    if message is None:
+        assert make_data(initial_replay=path).initial_replay is None
+        return
+    with pytest.raises(ConfigError, match=message) as error:
+        fit_lockstep(tmp_path, data={"initial_replay": path})
+    assert "\n" not in str(error.value)
+
+
+def test_rings_in_files_that_nobody_else_sees(tmp_path):
+    folder = tmp_path / "rings"
+    _, plain, _ = fit_lockstep(tmp_path, limit_val_batches=0)
+    _, module, data = fit_lockstep(tmp_path, limit_val_batches=0, data={"replay_path": str(folder)})
+    assert list(folder.iterdir()) == []  # gone, although the rings live
+    assert str(folder) in os.readlink(f"/proc/self/fd/{data.memory.rings[0].block.fd}")
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tensors(plain), tensors(module), strict=True))
+
+
+def test_a_folder_for_rings_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="data.replay_path: no rings can be made in .*file"):
+        fit_lockstep(tmp_path, data={"replay_path": str(tmp_path / "file")})
+
+
+# -- samplers -----------------------------------------------------------------------------------------------------
+
+SAMPLERS = {
+    "prioritized": (Prioritized(anneal_steps=300), {}),
+    "by option": (ByOption(correct=True), {}),
+    "recent": (Recent(half_life=100.0), {}),
+    "fresh": (Fresh(scale=10.0, max_staleness=100), {}),
+    "option segments": (OptionSegments(), {"n_step": 4}),
+    "mixture": (Mixture([Uniform(), Prioritized()], [1.0, 3.0]), {}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_runs_with_every_sampler_are_bit_exact_too(tmp_path, name):
+    def final():
+        sampler, model = copy.deepcopy(SAMPLERS[name])
+        return fit_lockstep(tmp_path, 3, model=model, data={"sampler": sampler}, limit_val_batches=0)
+
+    (_, first, data), (_, again, _) = final(), final()
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tensors(first), tensors(again), strict=True))
+    assert all(math.isfinite(value) for value in data.sampler.metrics().values())
+    if "prioritized" in data.state_dict()["sampler"]:
+        assert data.state_dict()["sampler"]["prioritized"]["maximum"] > 0
+
+
+@pytest.mark.parametrize(
+    "sampler, model, message",
+    [
+        (OptionSegments(), {}, "data.sampler OptionSegments draws segments"),
+        (Prioritized(), {"policy_gradient": PolicyGradient(), "actor": "gaussian"}, "has none"),
+    ],
+)
+def test_samplers_that_do_not_fit_the_model_are_refused(tmp_path, sampler, model, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        fit_lockstep(tmp_path, model=model, data={"sampler": sampler})
+    assert "\n" not in str(error.value)
+
+
+def test_hindsight_needs_goals(tmp_path):
+    with pytest.raises(ConfigError, match="task Pendulum-v1 has no achieved_goal"):
+        fit_lockstep(tmp_path, data={"hindsight": Hindsight()})
 
 
 def test_a_closed_data_module_says_so_instead_of_waiting(tmp_path):

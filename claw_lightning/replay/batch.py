@@ -1,4 +1,4 @@
-"""ReplayBatch: what one ``training_step`` receives, as two packed tensors that move to a device in two copies."""
+"""ReplayBatch: what one ``training_step`` receives, as few packed tensors that move to a device in as many copies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from claw_lightning.replay.samplers import Places
 from claw_lightning.rollout.normalizer import Moments
-from claw_lightning.rollout.ring import BY_CAP, FIRST, INTEGER_FIELDS, SWITCHED, TERMINATED, TRUNCATED, RowLayout
+from claw_lightning.rollout.ring import (
+    BY_CAP,
+    FIRST,
+    INTEGER_FIELDS,
+    SWITCHED,
+    TERMINATED,
+    TRUNCATED,
+    VECTOR_FIELDS,
+    RowLayout,
+)
 
 
 @dataclass
@@ -28,6 +38,11 @@ class ReplayBatch:
         env_steps: environment steps inserted so far.
         valid: [U, B, L] bool, which steps of a segment belong to it; a prefix of at least one step. All numbers of the
             other steps are zero. None for single rows.
+        weights: [U, B] float32 importance weights of the samples; None: all one.
+        places: where the U x B samples begin, if the sampler wants to be told how wrong the critics were there; else
+            None.
+        next_images: [U, B, bytes] or [U, B, L, bytes] uint8 pixels that go with ``next_obs``; None without images.
+        images: likewise with the observations, where the rows hold them compressed; else None.
     """
 
     rows: Tensor
@@ -36,6 +51,10 @@ class ReplayBatch:
     moments: Moments
     env_steps: int = 0
     valid: Tensor | None = None
+    weights: Tensor | None = None
+    places: Places | None = None
+    next_images: Tensor | None = None
+    images: Tensor | None = None
 
     def to(self, device: torch.device | str, **kwargs: Any) -> ReplayBatch:
         """Copy to a device (called by Lightning)."""
@@ -46,6 +65,10 @@ class ReplayBatch:
             self.moments,
             self.env_steps,
             None if self.valid is None else self.valid.to(device, **kwargs),
+            None if self.weights is None else self.weights.to(device, **kwargs),
+            self.places,
+            None if self.next_images is None else self.next_images.to(device, **kwargs),
+            None if self.images is None else self.images.to(device, **kwargs),
         )
 
     def __len__(self) -> int:
@@ -54,11 +77,29 @@ class ReplayBatch:
 
     def field(self, name: str) -> Tensor:
         """Field of all rows: [U, B, size], or [U, B] for one-word fields (int32 for integers); L comes after B."""
-        start, stop = self.layout.fields[name]
+        start, stop = self.layout.span(name)
         part = self.rows[..., start:stop]
-        if name in INTEGER_FIELDS:
+        if name == "image":
+            return part.view(torch.uint8)[..., : self.layout.image_size]
+        if name in INTEGER_FIELDS or name == "image_place":
             part = part.contiguous().view(torch.int32)
-        return part if name in ("obs", "states", "action") else part[..., 0]
+        return part if name in VECTOR_FIELDS else part[..., 0]
+
+    @property
+    def image(self) -> Tensor | None:
+        """[U, B, C, H, W] or [U, B, L, C, H, W] uint8 beside :attr:`obs`; None without images."""
+        if self.layout.image_shape is None:
+            return None
+        pixels = self.field("image") if self.images is None else self.images
+        return pixels.unflatten(-1, self.layout.image_shape)
+
+    @property
+    def next_image(self) -> Tensor | None:
+        """[U, B, C, H, W] or [U, B, L, C, H, W] uint8 beside ``next_obs``; None without images."""
+        if self.layout.image_shape is None:
+            return None
+        assert self.next_images is not None
+        return self.next_images.unflatten(-1, self.layout.image_shape)
 
     @property
     def obs(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""ReplayMemory: uniform batches out of all workers' rings, without copies on the way in and without locks.
+"""ReplayMemory: batches out of all workers' rings, without copies on the way in and without locks.
 
 Rows are read while workers write; why none is ever half old and half new: :mod:`claw_lightning.rollout.ring`. What a
 batch depends on besides its seed, namely how far the writers had come, is kept as a :class:`Draw` and can be given
@@ -15,15 +15,19 @@ import torch
 from torch import Tensor
 
 from claw_lightning.replay.batch import ReplayBatch
+from claw_lightning.replay.hindsight import Relabeller
+from claw_lightning.replay.samplers import Arrivals, Places, Sampler, Stored, Uniform
 from claw_lightning.rollout.normalizer import Moments, RunningMoments, batch_moments
 from claw_lightning.rollout.ring import (
     FIRST,
     HAS_FINAL,
     QUARANTINED,
+    SWITCHED,
     TERMINATED,
     TRUNCATED,
     LaneRing,
     RowLayout,
+    image_offsets,
     usable,
 )
 
@@ -40,16 +44,26 @@ class Draw(NamedTuple):
     Attributes:
         heads: steps published when the call began. What it draws, the count of steps and the moments are seen from
             here.
+        flag_checks: per time that flags were looked at, the heads read after that: which of them mean nothing.
         checks: per round of drawing, the heads read after the round's copies: which of them were overtaken, and from
             which step on the next round draws. A ring of which a round took nothing keeps its number.
         finals: per round, the final observations written, read after their copies. Zeros without a side table.
         moments: the heads read after copying for the moments: which rows they do without.
+        followed: per time that samplers and hindsight took note of new rows, the steps published then: once, and again
+            each time the call began anew. Empty where nothing takes note.
+        follow_checks: the heads read after copying for that.
+        images: the oldest steps whose compressed images were there, before the first round and after the copies of
+            each. Empty without compressed images.
     """
 
     heads: tuple[int, ...]
     checks: tuple[tuple[int, ...], ...]
     finals: tuple[tuple[int, ...], ...]
     moments: tuple[int, ...]
+    followed: tuple[tuple[int, ...], ...] = ()
+    follow_checks: tuple[tuple[int, ...], ...] = ()
+    flag_checks: tuple[tuple[int, ...], ...] = ()
+    images: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Lists of integers by name."""
@@ -58,13 +72,18 @@ class Draw(NamedTuple):
             "checks": [list(heads) for heads in self.checks],
             "finals": [list(written) for written in self.finals],
             "moments": list(self.moments),
+            "followed": [list(heads) for heads in self.followed],
+            "follow_checks": [list(heads) for heads in self.follow_checks],
+            "flag_checks": [list(heads) for heads in self.flag_checks],
+            "images": [list(steps) for steps in self.images],
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Draw:
         """Inverse of :meth:`to_json`."""
-        checks, finals = (tuple(tuple(numbers) for numbers in values[name]) for name in ("checks", "finals"))
-        return cls(tuple(values["heads"]), checks, finals, tuple(values["moments"]))
+        names = ("checks", "finals", "followed", "follow_checks", "flag_checks", "images")
+        checks, finals, *others = (tuple(tuple(numbers) for numbers in values.get(name, ())) for name in names)
+        return cls(tuple(values["heads"]), checks, finals, tuple(values["moments"]), *others)
 
 
 class _Progress:
@@ -72,6 +91,9 @@ class _Progress:
 
     def __init__(self, rings: Sequence[LaneRing], script: Draw | None = None) -> None:
         self.rings, self.script = rings, script
+        self.images: list[list[int]] = []
+        if rings[0].layout.has_arena:  # before the heads: at these, images from then on have been there
+            self.images = [[ring.oldest_image() for ring in rings] if script is None else list(script.images[0])]
         self.heads = tuple(ring.head for ring in rings)
         if script is not None:
             if len(script.heads) != len(rings) or self.heads != script.heads:
@@ -80,6 +102,45 @@ class _Progress:
         self.checks: list[list[int]] = []
         self.finals: list[list[int]] = []
         self.moments = list(self.heads)
+        self.followed: list[list[int]] = []
+        self.follow_checks: list[list[int]] = []
+        self.flag_checks: list[list[int]] = []
+        self._has_followed = False
+
+    def renewed(self) -> _Progress:
+        """As a call that began now would read it; that rows were followed stays."""
+        progress = _Progress(self.rings, self.script)
+        progress.followed, progress.follow_checks = self.followed, self.follow_checks
+        return progress
+
+    def begin_follow(self) -> bool:
+        """Whether rows are to be taken note of: once per attempt, or as often as the script did."""
+        done = self._has_followed if self.script is None else len(self.followed) == len(self.script.followed)
+        if done:
+            return False
+        heads = self.heads if self.script is None else self.script.followed[len(self.followed)]
+        self.followed.append(list(heads))
+        self.follow_checks.append(list(heads))
+        self._has_followed = True
+        return True
+
+    def check_follow(self, index: int) -> int:
+        """Head of a ring after the copies for that."""
+        time = len(self.followed) - 1
+        head = self.rings[index].head if self.script is None else self.script.follow_checks[time][index]
+        self.follow_checks[time][index] = head
+        return head
+
+    def begin_flags(self) -> None:
+        """Flags are about to be looked at."""
+        self.flag_checks.append(list(self.heads))
+
+    def check_flags(self, index: int) -> int:
+        """Head of a ring after its flags were read."""
+        time = len(self.flag_checks) - 1
+        head = self.rings[index].head if self.script is None else self.script.flag_checks[time][index]
+        self.flag_checks[time][index] = head
+        return head
 
     def begin_round(self) -> tuple[int, ...]:
         """Heads after the latest copies of every ring; from now on, checks are those of another round."""
@@ -88,6 +149,8 @@ class _Progress:
             raise ValueError("the script is of another draw: it ends before this one")
         self.checks.append(list(latest))
         self.finals.append([0] * len(self.rings))
+        if self.images:
+            self.images.append(list(self.images[-1]))
         return latest
 
     def check(self, index: int) -> int:
@@ -104,6 +167,17 @@ class _Progress:
         self.finals[round_][index] = written
         return written
 
+    def oldest_image(self, index: int) -> int:
+        """Oldest step of a ring whose images were there before the round; 0 without compressed images."""
+        return self.images[-1][index] if self.images else 0
+
+    def check_images(self, index: int) -> int:
+        """Oldest step of a ring whose images were there after the round's copies of them."""
+        script, round_ = self.script, len(self.images) - 1
+        oldest = self.rings[index].oldest_image() if script is None else script.images[round_][index]
+        self.images[round_][index] = oldest
+        return oldest
+
     def check_moments(self, index: int) -> int:
         """Head of a ring after the copies for the moments."""
         self.moments[index] = self.rings[index].head if self.script is None else self.script.moments[index]
@@ -111,22 +185,38 @@ class _Progress:
 
     def draw(self) -> Draw:
         """What was read."""
-        checks, finals = (tuple(map(tuple, numbers)) for numbers in (self.checks, self.finals))
-        return Draw(self.heads, checks, finals, tuple(self.moments))
+        lists = (self.checks, self.finals, self.followed, self.follow_checks, self.flag_checks, self.images)
+        checks, finals, *others = (tuple(map(tuple, numbers)) for numbers in lists)
+        return Draw(self.heads, checks, finals, tuple(self.moments), *others)
 
 
 class _Segments(NamedTuple):
-    """Segments of consecutive rows while they are drawn: rows [M, L, W], next_obs [M, L, O], valid [M, L] bool."""
+    """Segments of consecutive rows while they are drawn: rows [M, L, W], next_obs [M, L, O], valid [M, L] bool.
+
+    Of tasks with images also next_images [M, L, bytes] uint8, and images likewise where the rows hold them compressed.
+    """
 
     rows: Tensor
     next_obs: Tensor
     valid: Tensor
+    next_images: Tensor | None = None
+    images: Tensor | None = None
 
     @classmethod
     def empty(cls, count: int, length: int, layout: RowLayout) -> _Segments:
         """Uninitialised room for ``count`` segments."""
         valid = torch.empty(count, length, dtype=torch.bool)
-        return cls(torch.empty(count, length, layout.words), torch.empty(count, length, layout.obs_size), valid)
+
+        def pixels(wanted: object) -> Tensor | None:
+            return torch.empty(count, length, layout.image_size, dtype=torch.uint8) if wanted else None
+
+        return cls(
+            torch.empty(count, length, layout.words),
+            torch.empty(count, length, layout.obs_size),
+            valid,
+            pixels(layout.image_size),
+            pixels(layout.has_arena),
+        )
 
 
 class ReplayMemory:
@@ -135,32 +225,71 @@ class ReplayMemory:
     Args:
         rings: one per worker, equal layouts.
         seed: of the sampler.
+        sampler: which rows are drawn; None: :class:`Uniform`. It is bound to the rings here.
+        relabeller: gives drawn samples other goals; None: they stay as they are.
+        num_options: K, for samplers that tell options apart.
+        past: further rings, which nobody writes into: experience of other runs.
+        counted: of those, how many had their observations counted into the moments already: the first ones.
 
     Attributes:
+        rings: those of the workers, then those of the past.
         last_draw: what the latest call of :meth:`sample` read of the writers' progress; None before the first.
+        updates: updates done so far, for samplers that look at the age of policies; kept by the owner.
+        steps_before: environment steps of the run that are not in these rings; kept by the owner.
     """
 
-    def __init__(self, rings: Sequence[LaneRing], seed: int) -> None:
-        self.rings = list(rings)
+    def __init__(
+        self,
+        rings: Sequence[LaneRing],
+        seed: int,
+        sampler: Sampler | None = None,
+        relabeller: Relabeller | None = None,
+        num_options: int = 1,
+        past: Sequence[LaneRing] = (),
+        counted: int = 0,
+    ) -> None:
+        self.written, self.rings = list(rings), [*rings, *past]
         self.layout = rings[0].layout
         self.rng = np.random.default_rng(seed)
-        self._flat = [torch.from_numpy(ring.rows.reshape(-1, self.layout.words)) for ring in self.rings]
+        self.sampler, self.relabeller = sampler or Uniform(), relabeller
+        self.sampler.bind(self.rings, num_options)
+        flat = [ring.rows.reshape(-1, self.layout.words) for ring in self.rings]
+        self._flat = [torch.from_numpy(rows) for rows in flat]
+        self._flags = [self.layout.view(rows, "flags") for rows in flat]
+        #: Whether a single row's sample is the row and the next observation, and nothing else.
+        self._is_plain = not self.layout.has_finals and self.layout.image_size == 0
+        #: Pixels [rows, bytes] of each ring, where they lie in the rows.
+        self._pixels: list[Tensor] = []
+        if "image" in self.layout.fields:
+            self._pixels = [torch.from_numpy(self.layout.view(rows, "image")) for rows in flat]
+        # The moments of restored steps came with the checkpoint; those of another run's have yet to be counted.
         self._seen = [ring.head for ring in self.rings]
+        for index in range(len(self.written) + counted, len(self.rings)):
+            self._seen[index] = self.rings[index].readable()[0]
+        #: Of each ring: the step up to which rows were followed, and the last of them, which waits for its successor.
+        self._followed = [(ring.readable()[0], np.empty((0, ring.num_lanes, 0), np.int32)) for ring in self.rings]
         self.last_draw: Draw | None = None
+        self.updates = self.steps_before = 0
 
     @property
     def inserted(self) -> int:
         """Environment steps published by all workers since their rings were made."""
-        return sum(ring.head * ring.num_lanes for ring in self.rings)
+        return self._inserted([ring.head for ring in self.written])
+
+    def _inserted(self, heads: Sequence[int]) -> int:
+        """Environment steps of the workers at these heads; what follows them is of the past."""
+        return sum(head * ring.num_lanes for head, ring in zip(heads, self.written, strict=False))
 
     @property
     def stored(self) -> int:
         """Rows that can be read now."""
         spans = [ring.readable() for ring in self.rings]
-        return sum((last - first) * ring.num_lanes for (first, last), ring in zip(spans, self.rings, strict=True))
+        if self.layout.has_arena:  # the arena may hold fewer steps than the rows
+            spans = [(max(span[0], ring.oldest_image()), span[1]) for span, ring in zip(spans, self.rings, strict=True)]
+        return sum(max(0, last - first) * ring.num_lanes for (first, last), ring in zip(spans, self.rings, strict=True))
 
     def sample(self, num_updates: int, batch_size: int, length: int = 1, script: Draw | None = None) -> ReplayBatch:
-        """Uniform sample with replacement of usable rows, or of segments of consecutive rows that begin at such rows.
+        """Sample with replacement of usable rows, or of segments of consecutive rows that begin at such rows.
 
         How far the writers are is read once, at the beginning; steps that they publish during the call wait for the
         next one. Rows that they overtake during the call are drawn anew from what is left.
@@ -176,7 +305,8 @@ class ReplayMemory:
         Returns:
             Batch of shapes [U, B, ...] for length 1, else [U, B, L, ...] with :attr:`ReplayBatch.valid`. Step 0 is
             always valid. Step k is valid if step k - 1 is valid and ended no episode, and row k is usable, opens no
-            episode and was readable at the beginning of the call. Rows and next observations of invalid steps are zero.
+            episode and was readable at the beginning of the call; with a sampler that stays within options, only if it
+            belongs to the option of step 0. Rows and next observations of invalid steps are zero.
 
         Raises:
             ValueError: ``length`` is below 1, or ``script`` is not of these rings as they stand.
@@ -185,14 +315,20 @@ class ReplayMemory:
         """
         if length < 1:
             raise ValueError(f"a segment has at least one row, got length {length}")
-        drawn = _Segments.empty(num_updates * batch_size, length, self.layout)
+        count = num_updates * batch_size
+        drawn = _Segments.empty(count, length, self.layout)
         state = self.rng.bit_generator.state
+        progress = _Progress(self.rings, script)
+        follows = self.sampler.follows or self.relabeller is not None
         for _ in range(ATTEMPTS):
-            progress = _Progress(self.rings, script)
-            if self._fill(drawn, progress):
+            while follows and progress.begin_follow():
+                self._follow(progress)
+            places = self._fill(drawn, progress)
+            if places is not None:
                 break
             # As if the call began now: the draw then depends on one snapshot of the heads, however often it failed.
             self.rng.bit_generator.state = state
+            progress = progress.renewed()
         else:
             raise RuntimeError("replay: the writers overtake the sampler each time; the rings are too short")
         shape: tuple[int, ...] = (num_updates, batch_size)
@@ -203,101 +339,233 @@ class ReplayMemory:
             invalid = ~drawn.valid.numpy()
             drawn.rows.numpy()[invalid] = 0.0
             drawn.next_obs.numpy()[invalid] = 0.0
+            for pixels in (drawn.next_images, drawn.images):
+                if pixels is not None:
+                    pixels.numpy()[invalid] = 0
         moments = self._moments(progress)
         self.last_draw = progress.draw()
         return ReplayBatch(
-            drawn.rows.view(*shape, -1),
-            drawn.next_obs.view(*shape, -1),
+            drawn.rows.view(*shape, self.layout.words),
+            drawn.next_obs.view(*shape, self.layout.obs_size),
             self.layout,
             moments,
-            sum(head * ring.num_lanes for head, ring in zip(progress.heads, self.rings, strict=True)),
+            self._inserted(progress.heads),
             drawn.valid.view(shape) if length > 1 else None,
+            None if places.weight is None else torch.from_numpy(places.weight).view(num_updates, batch_size),
+            places if self.sampler.wants_errors else None,
+            *(None if x is None else x.view(*shape, self.layout.image_size) for x in (drawn.next_images, drawn.images)),
         )
 
-    def _fill(self, drawn: _Segments, progress: _Progress) -> bool:
-        """Fill all places of ``drawn``; False if the writers overtook too much of what was stored at the beginning."""
+    def _fill(self, drawn: _Segments, progress: _Progress) -> Places | None:
+        """Fill all places of ``drawn``; None if the writers overtook too much of what was stored at the beginning."""
         n = len(drawn.rows)
-        # Places are dealt to the rings in runs; shuffled, so that every update sees all workers.
-        missing = np.arange(n) if len(self.rings) == 1 else self.rng.permutation(n)
+        # Samplers deal places ring by ring, option by option; shuffled, so that every update sees of all. Where rows
+        # can be copied in order, it is the draw that is shuffled.
+        in_order = len(self.rings) == 1
+        missing = np.arange(n) if in_order else self.rng.permutation(n)
+        found: list[tuple[np.ndarray, Places]] = []
         stored = 0.0
         for _ in range(ROUNDS):
             latest = progress.begin_round()
-            spans = [
-                (ring.readable(now)[0], ring.readable(head)[1])
-                for ring, head, now in zip(self.rings, progress.heads, latest, strict=True)
-            ]
-            sizes = np.array(
-                [max(0, b - a) * r.num_lanes for (a, b), r in zip(spans, self.rings, strict=True)], dtype=np.float64
+            view = Stored(
+                [
+                    (max(ring.readable(now)[0], progress.oldest_image(i)), ring.readable(head)[1])
+                    for i, (ring, head, now) in enumerate(zip(self.rings, progress.heads, latest, strict=True))
+                ],
+                [ring.num_lanes for ring in self.rings],
+                self.steps_before + self._inserted(progress.heads),
+                self.updates,
             )
-            left = float(sizes.sum())
+            left = float(view.sizes().sum())
             stored = stored or left
             if stored <= 0:
                 raise RuntimeError("replay: nothing to sample yet")
             if 2 * left <= stored:  # would favour what is left, and that may be a border that stays
-                return False
-            counts = self.rng.multinomial(len(missing), sizes / left) if len(sizes) > 1 else [len(missing)]
-            bad = np.zeros(len(missing), bool)
-            start = 0
-            for index, count in enumerate(counts):
-                stop = start + int(count)
-                if stop > start:
-                    bad[start:stop] = self._draw_from(index, spans[index], missing[start:stop], drawn, progress)
-                start = stop
+                return None
+            places = self._choose(view, len(missing), progress)
+            bad = self._copy_places(places, missing, view, drawn, progress)
+            if not bad.any():
+                return _in_order([*found, (missing, places)], n)
+            found.append((missing[~bad], places.take(~bad)))
             missing = missing[bad]
+        raise self._unusable(len(missing))
+
+    def _choose(self, view: Stored, count: int, progress: _Progress) -> Places:
+        """Places whose rows may be learned from, by their flags, and such that the writer has overtaken meanwhile."""
+        places = self._draw(view, count)
+        if self.sampler.knows_usable:
+            return places
+        missing = np.flatnonzero(~self._are_usable(places, progress))
+        for _ in range(ROUNDS):
             if len(missing) == 0:
-                return True
-        raise RuntimeError(
-            f"replay: {len(missing)} of {n} samples could not be drawn; nearly all stored steps are unusable "
-            "(quarantined or at episode borders); look at replay/quarantined and the workers' logs"
+                return places
+            again = self._draw(view, len(missing))
+            places.put(missing, again)
+            missing = missing[~self._are_usable(again, progress)]
+        raise self._unusable(len(missing))
+
+    def _draw(self, view: Stored, count: int) -> Places:
+        places = self.sampler.draw(view, count, self.rng)
+        if len(self.rings) == 1 and not self.sampler.exchangeable:
+            return places.take(self.rng.permutation(count))
+        return places
+
+    def _are_usable(self, places: Places, progress: _Progress) -> np.ndarray:
+        """:func:`usable` for the rows at places [M] bool.
+
+        Also true for rows that were overtaken, whose flags mean nothing: they are drawn anew after the copies.
+        """
+        progress.begin_flags()
+        fine = np.empty(len(places.ring), bool)
+        for i, ring in enumerate(self.rings):
+            own = slice(None) if len(self.rings) == 1 else np.flatnonzero(places.ring == i)
+            index = places.step[own] % ring.num_steps * ring.num_lanes + places.lane[own]
+            may_be = usable(self._flags[i][index], self._flags[i][_after(index, ring)])
+            fine[own] = may_be | ~ring.intact(places.step[own], progress.check_flags(i))
+        return fine
+
+    @staticmethod
+    def _unusable(count: int) -> RuntimeError:
+        return RuntimeError(
+            f"replay: {count} samples could not be drawn; nearly all stored steps are unusable (quarantined or at "
+            "episode borders); look at replay/quarantined and the workers' logs"
         )
 
-    def _draw_from(
-        self, index: int, span: tuple[int, int], places: np.ndarray, drawn: _Segments, progress: _Progress
+    def _copy_places(
+        self, places: Places, where: np.ndarray, view: Stored, drawn: _Segments, progress: _Progress
     ) -> np.ndarray:
-        """Fill the given places of ``drawn`` from one ring; returns which must be drawn anew [len(places)] bool."""
-        ring = self.rings[index]
-        steps = self.rng.integers(*span, len(places))
-        lanes = self.rng.integers(0, ring.num_lanes, len(places))
-        if len(places) == len(drawn.rows) and len(self.rings) == 1:  # all places, in order
-            return ~self._copy(index, steps, lanes, span[1], drawn, progress)
-        got = _Segments.empty(len(places), drawn.rows.shape[1], self.layout)
-        trusted = self._copy(index, steps, lanes, span[1], got, progress)
-        where = torch.from_numpy(places)
-        for target, part in zip(drawn, got, strict=True):
-            target.index_copy_(0, where, part)
-        return ~trusted
+        """Copy samples to the given places of ``drawn``; returns which must be drawn anew [len(where)] bool."""
+        if len(self.rings) == 1 and len(where) == len(drawn.rows):  # all places, in order
+            return ~self._copy(0, places.step, places.lane, view.spans[0], drawn, progress)
+        bad = np.zeros(len(where), bool)
+        order = np.argsort(places.ring, kind="stable")
+        ends = np.searchsorted(places.ring[order], np.arange(len(self.rings) + 1))
+        for index, (start, stop) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+            if stop == start:
+                continue
+            own = order[start:stop]
+            got = _Segments.empty(len(own), drawn.rows.shape[1], self.layout)
+            trusted = self._copy(index, places.step[own], places.lane[own], view.spans[index], got, progress)
+            target = torch.from_numpy(where[own])
+            for whole, part in zip(drawn, got, strict=True):
+                if whole is not None and part is not None:
+                    whole.index_copy_(0, target, part)
+            bad[own] = ~trusted
+        return bad
 
     def _copy(
-        self, ring_index: int, begin: np.ndarray, lanes: np.ndarray, last: int, got: _Segments, progress: _Progress
+        self,
+        ring_index: int,
+        begin: np.ndarray,
+        lanes: np.ndarray,
+        span: tuple[int, int],
+        got: _Segments,
+        progress: _Progress,
     ) -> np.ndarray:
         """Copy the segments that begin at the given steps [M] and lanes [M] into ``got``.
 
         Returns which of them may be used [M] bool: step 0 is valid and no valid step was overtaken by the writer.
         """
+        if got.rows.shape[1] == 1 and self._is_plain:
+            return self._copy_rows(ring_index, begin, lanes, span[0], got, progress)
         ring, flat = self.rings[ring_index], self._flat[ring_index]
         obs_size, length = self.layout.obs_size, got.rows.shape[1]
         steps = begin[:, None] + np.arange(length + 1)
-        index = torch.from_numpy((steps % ring.num_steps) * ring.num_lanes + lanes[:, None])
-        torch.index_select(flat, 0, index[:, :-1].flatten(), out=got.rows.view(-1, self.layout.words))
+        index = (steps % ring.num_steps) * ring.num_lanes + lanes[:, None]
+        own, after = torch.from_numpy(index[:, :-1].ravel()), torch.from_numpy(index[:, -1].copy())
+        torch.index_select(flat, 0, own, out=got.rows.view(-1, self.layout.words))
         # Of the last row only; the successors of the others are rows of the segment.
-        successor = torch.index_select(flat, 0, index[:, -1])
-        got.next_obs[:, :-1] = got.rows[:, 1:, :obs_size]
-        got.next_obs[:, -1] = successor[:, :obs_size]
+        if length == 1:
+            torch.index_select(flat[:, :obs_size], 0, after, out=got.next_obs[:, 0])
+        else:
+            got.next_obs[:, :-1] = got.rows[:, 1:, :obs_size]
+            got.next_obs[:, -1] = torch.index_select(flat[:, :obs_size], 0, after)
+        if self._pixels:
+            assert got.next_images is not None
+            pixels = self._pixels[ring_index]
+            got.next_images[:, :-1] = torch.from_numpy(self.layout.view(got.rows.numpy(), "image"))[:, 1:]
+            torch.index_select(pixels, 0, after, out=got.next_images[:, -1])
 
         view = self.layout.view
-        flags = np.column_stack([view(got.rows.numpy(), "flags"), view(successor.numpy(), "flags")])
-        # Slots from `last` on hold steps of the round before, or are being written, or repeat the segment (L > T).
-        fine = usable(flags[:, :-1], flags[:, 1:]) & (steps[:, :-1] < last)
+        flags = np.empty((len(begin), length + 1), np.int32)
+        flags[:, :-1] = view(got.rows.numpy(), "flags")
+        flags[:, -1] = self._flags[ring_index][after.numpy()]
+        # Slots from the span's end on hold steps of the round before, or are being written, or repeat the segment
+        # (L > T).
+        fine = usable(flags[:, :-1], flags[:, 1:]) & (steps[:, :-1] < span[1])
         if self.layout.has_finals:
             fine &= self._attach_finals(ring_index, flags[:, :-1], fine, got, progress)
         # Nothing crosses the end of an episode, nor a beginning without an end before it (worker restart).
         fine[:, 1:] &= ((flags[:, :-2] & (TERMINATED | TRUNCATED)) == 0) & ((flags[:, 1:-1] & FIRST) == 0)
+        if self.sampler.within_option:
+            fine[:, 1:] &= (flags[:, 1:-1] & SWITCHED) == 0
         valid = np.logical_and.accumulate(fine, axis=1)
         got.valid.copy_(torch.from_numpy(valid))
+        compressed: list[tuple[int, int, bytes]] = []
+        if got.images is not None:
+            compressed = self._compressed(ring, got, view(flat.numpy(), "image_place")[after.numpy()])
+        goals = self._goals(ring_index, begin, lanes, span[0])
         # After the copies: a step that the writer may have reached in the meantime is not trusted. The writer overtakes
         # steps in their order, so all of a segment is intact if its oldest step is; the newest valid step and its
         # successor were published before the draw. Flags of an overtaken segment mean nothing: it is drawn anew whole.
-        return valid[:, 0] & ring.intact(begin, progress.check(ring_index))
+        head = progress.check(ring_index)
+        self._relabel(ring_index, goals, head, got)
+        trusted = valid[:, 0] & ring.intact(begin, head)
+        if got.images is not None:
+            trusted &= begin >= progress.check_images(ring_index)
+            _decode(ring, compressed, trusted, got)
+        return trusted
+
+    def _copy_rows(
+        self, ring_index: int, begin: np.ndarray, lanes: np.ndarray, oldest: int, got: _Segments, progress: _Progress
+    ) -> np.ndarray:
+        """:meth:`_copy` for single rows that need nothing but themselves and the next observation.
+
+        They were chosen by their flags, which stand as long as the rows are intact.
+        """
+        ring, flat = self.rings[ring_index], self._flat[ring_index]
+        index = begin % ring.num_steps * ring.num_lanes + lanes
+        after = torch.from_numpy(_after(index, ring))
+        torch.index_select(flat, 0, torch.from_numpy(index), out=got.rows[:, 0])
+        torch.index_select(flat[:, : self.layout.obs_size], 0, after, out=got.next_obs[:, 0])
+        got.valid.fill_(True)
+        goals = self._goals(ring_index, begin, lanes, oldest)
+        head = progress.check(ring_index)
+        self._relabel(ring_index, goals, head, got)
+        return ring.intact(begin, head)
+
+    def _goals(
+        self, ring_index: int, begin: np.ndarray, lanes: np.ndarray, oldest: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Which samples get another goal [m], from which steps [m], and the goals [m, G]; None without hindsight."""
+        if self.relabeller is None:
+            return None
+        chosen, source = self.relabeller.choose(ring_index, begin, lanes, oldest, self.rng)
+        return chosen, source, self.relabeller.goals(ring_index, source, lanes[chosen])
+
+    def _relabel(
+        self, ring_index: int, goals: tuple[np.ndarray, np.ndarray, np.ndarray] | None, head: int, got: _Segments
+    ) -> None:
+        """Write goals into samples, where their rows were not overtaken either."""
+        if self.relabeller is None or goals is None:
+            return
+        chosen, source, values = goals
+        values[~self.rings[ring_index].intact(source, head)] = np.nan
+        self.relabeller.apply(ring_index, chosen, values, got.rows.numpy(), got.next_obs.numpy())
+
+    def _compressed(self, ring: LaneRing, got: _Segments, after: np.ndarray) -> list[tuple[int, int, bytes]]:
+        """Copies of the images of valid steps and of those that follow them, as (sample, step, stored form).
+
+        ``after`` [M, 3] are the places of the images behind the segments: of step L.
+        """
+        place = np.concatenate([self.layout.view(got.rows.numpy(), "image_place"), after[:, None]], axis=1)
+        wanted = np.zeros(place.shape[:2], bool)
+        wanted[:, :-1] = valid = got.valid.numpy()
+        wanted[:, 1:] |= valid
+        samples, steps = np.nonzero(wanted)
+        place = place[samples, steps]
+        numbers = (samples, steps, image_offsets(place), place[:, 2])
+        return [(m, k, ring.read_image(*where)) for m, k, *where in zip(*(x.tolist() for x in numbers), strict=True)]
 
     def _attach_finals(
         self, ring_index: int, flags: np.ndarray, fine: np.ndarray, got: _Segments, progress: _Progress
@@ -308,6 +576,36 @@ class ReplayMemory:
         index = self.layout.view(got.rows.numpy(), "final_index").astype(np.int64)
         got.next_obs.numpy()[wanted] = ring.finals[index[wanted] % ring.num_finals]
         return ~wanted | ring.finals_intact(index, progress.check_finals(ring_index))
+
+    def _follow(self, progress: _Progress) -> None:
+        """Tell sampler and relabeller of the rows that became complete since the last call."""
+        for i, (ring, head) in enumerate(zip(self.rings, progress.followed[-1], strict=True)):
+            seen, tail = self._followed[i]
+            start = max(seen, ring.readable(head)[0])
+            copied = [_integers(ring.rows[a:b], self.layout).copy() for a, b in _pieces(start, head, ring.num_steps)]
+            check = progress.check_follow(i)
+            if not copied:
+                continue
+            rows = np.concatenate(copied)
+            lost = len(rows) - int(np.count_nonzero(ring.intact(np.arange(start, head), check)))
+            if lost == 0 and start == seen and len(tail):
+                rows, start = np.concatenate([tail, rows]), start - 1
+            rows, start = rows[lost:], start + lost
+            self._followed[i] = (head, rows[-1:])
+            if len(rows) < 2:
+                continue
+            fields = {
+                name: rows[..., self.layout.fields[name][0] - self.layout.fields["flags"][0]]
+                for name in ("flags", "option", "version")
+            }
+            flags = fields["flags"]
+            arrivals = Arrivals(
+                i, start, flags[:-1], usable(flags[:-1], flags[1:]), fields["option"][:-1], fields["version"][:-1]
+            )
+            if self.sampler.follows:
+                self.sampler.follow(arrivals)
+            if self.relabeller is not None:
+                self.relabeller.follow(arrivals)
 
     def new_moments(self) -> Moments:
         """Moments of the observations that were published since the last call.
@@ -344,3 +642,37 @@ def _pieces(first: int, last: int, size: int) -> list[tuple[int, int]]:
     if start + length > size:
         pieces.append((0, start + length - size))
     return pieces
+
+
+def _after(index: np.ndarray, ring: LaneRing) -> np.ndarray:
+    """Flat indices of the rows that follow those at flat indices [M]."""
+    after, size = index + ring.num_lanes, ring.num_steps * ring.num_lanes
+    return np.where(after >= size, after - size, after)
+
+
+def _integers(rows: np.ndarray, layout: RowLayout) -> np.ndarray:
+    """The integer words of rows [..., W], from the flags on: [..., I] int32."""
+    return rows[..., layout.fields["flags"][0] :].view(np.int32)
+
+
+def _decode(ring: LaneRing, compressed: Sequence[tuple[int, int, bytes]], trusted: np.ndarray, got: _Segments) -> None:
+    """Fill images and next images of trusted [M] samples. What was overwritten meanwhile may be no image at all."""
+    assert got.images is not None
+    assert got.next_images is not None
+    images, next_images = got.images.numpy(), got.next_images.numpy()
+    for sample, step, stored in compressed:
+        if trusted[sample]:
+            pixels = ring.decode_image(stored)
+            if step < images.shape[1]:
+                images[sample, step] = pixels
+            if step > 0:
+                next_images[sample, step - 1] = pixels
+
+
+def _in_order(found: Sequence[tuple[np.ndarray, Places]], count: int) -> Places:
+    """Places of all samples, put where the samples are."""
+    index = np.concatenate([where for where, _ in found])
+    joined = Places.join([places for _, places in found])
+    order = np.empty(count, np.int64)
+    order[index] = np.arange(count)
+    return joined if len(found) == 1 and (index[:-1] < index[1:]).all() else joined.take(order)

@@ -91,10 +91,21 @@ class OptionAgent:
 
     @torch.no_grad()
     @torch.autocast("cpu", enabled=False)  # in lock-step mode this runs inside the learner's precision
-    def act(self, obs: np.ndarray, first: np.ndarray) -> Decision:
-        """Decide for raw observations [N, O]; ``first`` [N] bool marks lanes that open an episode."""
+    def act(self, obs: np.ndarray, first: np.ndarray, image: Optional[np.ndarray] = None) -> Decision:
+        """Decide for raw observations [N, O]; ``first`` [N] bool marks lanes that open an episode.
+
+        Args:
+            image: [N, C, H, W] uint8, of tasks that have images.
+
+        Raises:
+            ValueError: the policy sees images, and none was given.
+        """
         policy = self.policy
         x = policy.normalizer(torch.from_numpy(np.nan_to_num(obs)))
+        if policy.encoder is not None:
+            if image is None:
+                raise ValueError("act: this policy sees images; give image [N, C, H, W] uint8 beside the observations")
+            x = policy.perceive(x, torch.from_numpy(image))
         n = np.arange(self.num_lanes)
         previous = np.where(first, -1, self._option).astype(np.int32)
         log_prob_option = np.zeros(self.num_lanes, np.float32)

@@ -99,6 +99,7 @@ class Collector:
         self.tracker = EpisodeTracker(env.num_envs)
         self._steps = 0
         self._obs: Optional[np.ndarray] = None
+        self._image: Optional[np.ndarray] = None
         #: Vector steps in a row with numbers that are not finite, per lane.
         self._broken = np.zeros(env.num_envs, np.int64)
         self._patience = env.spec.max_episode_steps + 2 if env.spec.max_episode_steps > 0 else BROKEN_LIMIT
@@ -107,10 +108,12 @@ class Collector:
         """Open new episodes in all lanes. Their first-step flags keep anything from crossing into them."""
         self.control.beat(phases.RESET)
         obs = self._checked(self.env.reset(self.seed), (self.env.num_envs, self.env.spec.obs_size), "observation")
-        self._keep(obs, self.env.states())
+        image = self.env.image()
+        self._check_image(image)
+        self._keep(obs, self.env.states(), image)
         self._first = np.ones(self.env.num_envs, bool)
 
-    def _keep(self, obs: np.ndarray, states: Optional[np.ndarray]) -> None:
+    def _keep(self, obs: np.ndarray, states: Optional[np.ndarray], image: Optional[np.ndarray]) -> None:
         """Put what the next action is chosen on where it belongs: a simulator may write over its buffers.
 
         The slot of the step that is not published yet is nobody else's, so this is the only copy.
@@ -121,6 +124,11 @@ class Collector:
         if self.ring.layout.states_size:
             shape = (self.env.num_envs, self.env.spec.states_size)
             view(rows, "states")[:] = self._checked(states, shape, "states")
+        if self.ring.layout.image_size:
+            assert image is not None  # checked
+            self.ring.write_images(image)
+            # Pixels can be seen in the row; compressed, it holds nothing that could be seen.
+            self._image = image.copy() if self.ring.layout.has_arena else view(rows, "image").reshape(image.shape)
 
     def step(self) -> None:
         """One vector step: pull, act, simulate, publish."""
@@ -134,7 +142,7 @@ class Collector:
         self._steps += 1
         pulled = time.perf_counter()
         assert self._obs is not None
-        decision = self.agent.act(self._obs, self._first)
+        decision = self.agent.act(self._obs, self._first, self._image)
         inferred = time.perf_counter()
         self._write_decision(decision)
         self.control.beat(phases.STEP)
@@ -199,7 +207,7 @@ class Collector:
         # Next-step autoreset opens an episode after the border step, same-step autoreset right after the end.
         # (a copy: the simulator may write over its own before the flags of the next row are made)
         self._first = done if self.ring.layout.has_finals else result.is_border.copy()
-        self._keep(result.obs, result.states)
+        self._keep(result.obs, result.states, result.image)
 
     @staticmethod
     def _checked(array: Any, shape: Any, what: str, dtype: Any = np.float32) -> np.ndarray:
@@ -210,6 +218,10 @@ class Collector:
                 "the simulator returned %s %s, expected %s %s" % (what, got, shape, np.dtype(dtype).name)
             )
         return array
+
+    def _check_image(self, image: Any) -> None:
+        if self.env.spec.image_shape is not None:
+            self._checked(image, (self.env.num_envs, *self.env.spec.image_shape), "image", np.uint8)
 
     def _check(self, result: StepResult) -> None:
         """Hold a step against the contract: what is of another shape must not be spread over rows by broadcasting.
@@ -225,6 +237,7 @@ class Collector:
                     "the simulator returned %s as %s, expected %s" % (what, type(value).__name__, kind.__name__)
                 )
         self._checked(result.obs, shape, "observation")
+        self._check_image(result.image)
         self._checked(result.reward, (n,), "reward")
         for name in ("terminated", "truncated", "is_border"):
             self._checked(getattr(result, name), (n,), name, np.bool_)
@@ -270,6 +283,7 @@ def evaluate(
     tracker = EpisodeTracker(lanes)
     control.beat(phases.RESET)
     obs, first = env.reset(seed), np.ones(lanes, bool)
+    image = env.image()
     done = np.zeros(lanes, bool)
     results: List[Episode] = []
     usage = np.zeros(agent.num_options)
@@ -278,7 +292,7 @@ def evaluate(
         control.beat(phases.EVALUATE)
         if control.stop:
             break
-        decision = agent.act(obs, first)
+        decision = agent.act(obs, first, image)
         result = env.step(decision.action)
         counted = (quota > 0) & ~result.is_border
         usage += np.bincount(decision.option[counted], minlength=agent.num_options)
@@ -289,7 +303,7 @@ def evaluate(
                 if np.isfinite(episode.ret):
                     results.append(episode)
         first = done if same_step else result.is_border
-        obs = result.obs
+        obs, image = result.obs, result.image
     success = [e.success for e in results if np.isfinite(e.success)]
     return {
         "return": [e.ret for e in results],

@@ -3,13 +3,14 @@
 One class, :class:`Policy`, is built from the same plain settings in learner and worker, whatever their torch versions;
 what travels between them is its flat float32 vector (:meth:`Policy.flatten`).
 
-Shapes: B batch, O observation, A action, K options, H hidden units.
+Shapes: B batch, O observation, F features of an image, A action, K options, H hidden units. Networks of tasks with
+images take observation and features side by side: where one of them is said to take [B, O], it takes [B, O + F] then.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 import torch
@@ -29,7 +30,10 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0  # bounds of Gaussian actors, as in SAC
 ACTION_INSIDE = 1.0 - 1e-6  # stored actions at the bound have no finite inverse tanh
 
 
-def init_linear(layer: nn.Linear, gain: float, scheme: str = "orthogonal") -> nn.Linear:
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+def init_linear(layer: Layer, gain: float, scheme: str = "orthogonal") -> Layer:
     """Initialise in place: ``orthogonal``, ``xavier`` or ``he`` (biases zero), or ``torch`` (as PyTorch does)."""
     if scheme == "torch":
         return layer
@@ -43,6 +47,7 @@ def init_linear(layer: nn.Linear, gain: float, scheme: str = "orthogonal") -> nn
             layer.weight.data.mul_(gain)
     else:
         raise ValueError("model.init: %s is unknown; use orthogonal, xavier, he or torch" % scheme)
+    assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -56,6 +61,40 @@ def mlp(sizes: Sequence[int], activation: str, last_gain: float, scheme: str = "
         if not last:
             layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers)
+
+
+class ImageEncoder(nn.Module):
+    """Features of images: three layers of 32 channels, 3 x 3, then a linear one, layer normalisation and tanh.
+
+    The encoder of SAC-AE (Yarats et al., arXiv 1910.01741) and DrQ-v2 (arXiv 2107.09645), for images of any size: a
+    layer has stride 2 as long as the smaller side of what it sees is above :data:`SMALL_SIDE`, else 1.
+
+    Args:
+        shape: (channels, height, width).
+        features: F.
+    """
+
+    CHANNELS, SMALL_SIDE = 32, 12
+
+    def __init__(self, shape: Sequence[int], features: int, scheme: str = "orthogonal") -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        channels, height, width = shape
+        layers: List[nn.Module] = []
+        for _ in range(3):
+            stride = 2 if min(height, width) > self.SMALL_SIDE else 1
+            layers += [init_linear(nn.Conv2d(channels, self.CHANNELS, 3, stride, 1), 2**0.5, scheme), nn.ReLU()]
+            channels, height, width = self.CHANNELS, (height - 1) // stride + 1, (width - 1) // stride + 1
+        self.layers = nn.Sequential(*layers)
+        self.last = init_linear(nn.Linear(channels * height * width, features), 1.0, scheme)
+        self.norm = nn.LayerNorm(features)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Pixels uint8 [..., C, H, W] -> features float32 [..., F] in (-1, 1)."""
+        lead = image.shape[:-3]
+        pixels = image.reshape((-1,) + self.shape).float() / 255.0 - 0.5
+        features = self.norm(self.last(self.layers(pixels).flatten(1)).float()).tanh()
+        return features.view(lead + features.shape[-1:])
 
 
 class OptionActor(nn.Module):
@@ -140,9 +179,12 @@ class OptionActor(nn.Module):
 class Policy(nn.Module):
     """Everything a worker needs to act, K = ``num_options`` >= 1. With K = 1 there is no option machinery.
 
-    Inputs of the networks are *normalised* observations: call :attr:`normalizer` first.
+    Inputs of the networks are *normalised* observations: call :attr:`normalizer` first, then, where the task has
+    images, :meth:`perceive`.
 
     Attributes:
+        input_size: numbers that the networks take: O, with images O + F.
+        encoder: features of images (:class:`ImageEncoder`), shared by all networks; None without images.
         option_value: network of Q_Omega(s, .); what interruption asks (:class:`OptionAgent`).
         student: flat policy without options into which the options are distilled, or None.
         exploration: [2] float32, multiplier of the exploration noise and probability of a uniform action.
@@ -169,11 +211,18 @@ class Policy(nn.Module):
         option_heads: str = "embedding",
         option_selection: Union[str, int] = "learned",
         student_hidden_sizes: Optional[Sequence[int]] = None,
+        image_shape: Optional[Sequence[int]] = None,
+        image_features: int = 50,
     ) -> None:
         super().__init__()
         self.num_options = num_options
         self.option_selection = option_selection
         self.normalizer = Normalizer(obs_size, obs_clip if normalize else float("inf"))
+        self.encoder: Optional[ImageEncoder] = None
+        if image_shape is not None:
+            self.encoder = ImageEncoder(image_shape, image_features, init)
+            obs_size += image_features
+        self.input_size = obs_size
         self.actor = OptionActor(
             obs_size, action_size, num_options, actor, hidden_sizes, activation, embedding_size, init, option_heads
         )
@@ -196,6 +245,11 @@ class Policy(nn.Module):
             )
         self.register_buffer("exploration", torch.tensor([1.0, 1.0]))
         self.register_buffer("switch_cost", torch.tensor(0.0))
+
+    def perceive(self, obs: Tensor, image: Tensor) -> Tensor:
+        """Normalised observations [..., O] and their images uint8 [..., C, H, W] -> [..., O + F], with gradient."""
+        assert self.encoder is not None
+        return torch.cat((obs, self.encoder(image)), -1)
 
     def option_probs(self, obs: Tensor) -> Tensor:
         """pi_Omega(.|s): [..., O] -> [..., K]. Not learned where ``option_selection`` is ``random`` or one option."""

@@ -23,18 +23,29 @@ def update_critic(module: OptionCritic, rows: Minibatch, counted: bool) -> None:
         loss, q = distributional_loss(module, rows, weight)
     elif rows.weight is None:
         arrival = module.next_values.arrival(rows.next_obs, rows.option)
-        target = losses.td_target(rows.reward, rows.terminated, arrival, h.gamma)
+        target = bounded(module, losses.td_target(rows.reward, rows.terminated, arrival, h.gamma))
         q = module.critic(rows.obs, rows.action, rows.option)
         loss = losses.critic_loss(q, target, weight)
+        module.note_errors(q, target)
     else:
         arrivals = module.next_values.arrivals(rows.next_obs)
         reward, terminated = (x.unsqueeze(1).expand_as(arrivals) for x in (rows.reward, rows.terminated))
-        target = losses.td_target(reward, terminated, arrivals, h.gamma)
+        target = bounded(module, losses.td_target(reward, terminated, arrivals, h.gamma))
         q = module.critic.forward_all(rows.obs, rows.action.unsqueeze(1).expand(-1, h.num_options, -1))
         loss = losses.critic_loss(q, target, weight)
-    module.descend("critic", loss, module.critic, counted)
+        module.note_errors(q, target, rows.weight)
+    module.descend("critic", loss, module.with_encoder(module.critic), counted)
     module.record("loss/critic", loss)
     module.record("q/mean", q)
+
+
+def bounded(module: OptionCritic, target: Tensor) -> Tensor:
+    """Targets within ``target_range``: what the task cannot return is an error of the critics, and would feed itself.
+
+    With hindsight, critics are asked about goals that no episode has reached; there nothing else corrects them.
+    """
+    limits = module.settings.target_range
+    return target if limits is None else target.clamp(*limits)
 
 
 def distributional_loss(module: OptionCritic, rows: Minibatch, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -54,7 +65,13 @@ def distributional_loss(module: OptionCritic, rows: Minibatch, weight: Tensor | 
         reward = rows.reward.repeat_interleave(h.num_options)
         discount = discount.repeat_interleave(h.num_options)
     target = distributional.project(probs, reward, discount, critic.support)
-    return distributional.cross_entropy(logits, target, weight), logits.detach().softmax(-1) @ critic.support
+    q = logits.detach().softmax(-1) @ critic.support
+    if rows.weight is None:
+        module.note_errors(q, target @ critic.support)
+    else:
+        shape = rows.weight.shape
+        module.note_errors(q.view(len(q), *shape), (target @ critic.support).view(shape), rows.weight)
+    return distributional.cross_entropy(logits, target, weight), q
 
 
 def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: bool) -> None:
@@ -72,7 +89,9 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
             q_target = module.target_critic(obs, rows.action.flatten(0, 1), option).amin(0).view(shape)
             trace = returns.retrace_trace(log_ratio(module, rows), h.trace, switched_here(module, rows))
         target = returns.retrace_targets(q_target, rows.reward, rows.terminated, rows.valid, arrival, trace, h.gamma)
+        target = bounded(module, target)
         q = module.critic(obs, rows.action.flatten(0, 1), option)
+        module.note_errors(q.view(len(q), *shape), target, rows.valid.float() / rows.valid.sum(1, keepdim=True))
         weight, valid = row_weight(module, rows), rows.valid.float()
         loss = losses.critic_loss(q, target.flatten(), (valid if weight is None else weight * valid).flatten())
     else:
@@ -87,10 +106,11 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
                 rows.reward, rows.terminated, rows.valid, ended, capped, arrival,
                 losses.state_value(q_next, probs).view(shape), cost, h.gamma,
             )  # fmt: skip
-        first = rows.step(0)
+        first, target = rows.step(0), bounded(module, target)
         q = module.critic(first.obs, first.action, first.option)
+        module.note_errors(q, target)
         loss = losses.critic_loss(q, target, row_weight(module, first))
-    module.descend("critic", loss, module.critic, counted)
+    module.descend("critic", loss, module.with_encoder(module.critic), counted)
     module.record("loss/critic", loss)
     module.record("q/mean", q)
 

@@ -85,6 +85,11 @@ def load_teacher(path: str, spec: EnvSpec, num_options: int, actor: str) -> Poli
             raise ConfigError(
                 f"{key}: the teacher in {path} has {name} {settings.get(name)}, this run has {name} {ours}"
             )
+    shapes = [None if shape is None else tuple(shape) for shape in (settings.get("image_shape"), spec.image_shape)]
+    if shapes[0] != shapes[1]:
+        raise ConfigError(
+            f"{key}: the teacher in {path} has image_shape {shapes[0]}, this run has image_shape {shapes[1]}"
+        )
     if teacher.num_options not in (1, num_options):
         raise ConfigError(
             f"{key}: the teacher in {path} has num_options {teacher.num_options}, model.num_options is "
@@ -131,11 +136,19 @@ def distillation_coefficient(module: OptionCritic) -> Tensor:
 
 
 def reference_obs(module: OptionCritic, rows: Minibatch) -> Tensor:
-    """Observations as the reference wants them: a teacher brings its own normaliser."""
+    """Observations as the reference wants them: a teacher brings its own normaliser and its own encoder.
+
+    A slow copy compares policies on the features of the present encoder: its own are none of its business.
+    """
     if not module._teacher:
         return rows.obs
     assert rows.raw_obs is not None
-    return module._teacher[0].normalizer(rows.raw_obs)
+    teacher = module._teacher[0]
+    obs = teacher.normalizer(rows.raw_obs)
+    if teacher.encoder is None:
+        return obs
+    assert rows.image is not None
+    return teacher.perceive(obs, rows.image)
 
 
 @torch.no_grad()

@@ -38,6 +38,8 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     if rows.valid is None:  # segments of one step come without their axis
         rows = rows.map(lambda x: x.unsqueeze(1))
         rows.valid = torch.ones_like(rows.terminated)
+    seen = module.perceived(rows)
+    rows = seen.detached() if module.policy.encoder is not None else seen
     assert rows.valid is not None
     values = option_values(module, rows)
     raw, log_ratio = action_ratios(module, rows)
@@ -46,7 +48,7 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     weight = learning_weight(module, rows) if every else rows.valid.float()
     if every:
         advantage, rho = spread_over_options(module, rows, values, log_ratio, advantage, rho)
-    update_option_values(module, rows, values, advantage, rho, weight, counted=last)
+    update_option_values(module, seen, values, advantage, rho, weight, counted=last)
     update_actor(module, rows, raw, log_ratio, advantage, weight)
     steps = valid_steps(rows)
     if every:
@@ -147,7 +149,7 @@ def update_option_values(
     if advantage.dim() == 2:
         predicted, q = (x.gather(-1, rows.option.unsqueeze(-1)).squeeze(-1) for x in (predicted, q))
     loss = losses.critic_loss(predicted.unsqueeze(0), q + rho * advantage, weight)
-    module.descend("option_value", loss, module.policy.option_value, counted)
+    module.descend("option_value", loss, module.with_encoder(module.policy.option_value), counted)
     module.record("loss/option_value", loss)
     module.record("q/mean", predicted)
 

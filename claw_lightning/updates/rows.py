@@ -55,10 +55,19 @@ def inferred_options(module: OptionCritic, rows: Minibatch) -> Tensor:
 
 
 def row_weight(module: OptionCritic, rows: Minibatch) -> Tensor | None:
-    """Weight of each row and option in the losses of critic and actor: [B], [B, K], or None (all alike)."""
-    if not module.diversity.adaptive_weights or module.settings.num_options == 1:
-        return rows.weight
-    with torch.no_grad():
-        factor = 1.0 / (len(module.option_shares) * module.option_shares)
-        factor = factor.clamp_max(module.diversity.max_weight)
-        return factor[rows.option] if rows.weight is None else rows.weight * factor
+    """Weight of each row and option in the losses of critic and actor: [B], [B, K], or None (all alike).
+
+    Of segments [B, L]. Importance weights of the sampler are part of it.
+    """
+    weight = rows.weight
+    if module.diversity.adaptive_weights and module.settings.num_options > 1:
+        with torch.no_grad():
+            factor = 1.0 / (len(module.option_shares) * module.option_shares)
+            factor = factor.clamp_max(module.diversity.max_weight)
+            weight = factor[rows.option] if weight is None else weight * factor
+    if rows.importance is None:
+        return weight
+    importance = rows.importance.view(-1, *(1 for _ in rows.option.shape[1:])).expand_as(rows.option)
+    if weight is None:
+        return importance
+    return weight * importance if weight.dim() == importance.dim() else weight * importance.unsqueeze(-1)

@@ -117,6 +117,34 @@ class ConfigurableEnv(CountingEnv):
         self.bonus = settings["bonus"]
 
 
+class PicturesEnv(CountingEnv):
+    """Shows lane, episode and step as images [N, 3, 4, 5], channel by channel, beside ``obs_size`` numbers of them.
+
+    Args:
+        wrong: the images of steps are given in the wrong ``shape`` or ``dtype``, or are ``absent``.
+    """
+
+    def __init__(self, obs_size: int = 3, wrong: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.obs_size, self.wrong = obs_size, wrong
+        self.spec = EnvSpec("Pictures", obs_size, 2, [-1.0] * 2, [1.0] * 2, image_shape=(3, 4, 5))
+
+    def _obs(self) -> np.ndarray:
+        return super()._obs()[:, : self.obs_size]
+
+    def image(self) -> np.ndarray:
+        numbers = np.stack([np.arange(self.num_envs), self.episode, self.count], axis=1).astype(np.uint8)
+        return np.broadcast_to(numbers[:, :, None, None], (self.num_envs, 3, 4, 5)).copy()
+
+    def step(self, action: np.ndarray) -> StepResult:
+        result = super().step(action)._replace(image=self.image())
+        if self.wrong == "shape":
+            return result._replace(image=result.image[:, :, :3])
+        if self.wrong == "dtype":
+            return result._replace(image=result.image.astype(np.float32))
+        return result._replace(image=None) if self.wrong == "absent" else result
+
+
 class WrongOutput(CountingEnv):
     """Returns one array of the wrong shape or dtype: ``wrong`` is ``shape``, ``dtype`` or ``reward``."""
 

@@ -113,6 +113,38 @@ def die_in_episodes(fd: int, lives: int, num_steps: int, num_lanes: int, same_st
     assert halves > lives // 8, "%d of %d" % (halves, lives)
 
 
+# -- images -------------------------------------------------------------------------------------------------------
+
+IMAGE_SHAPE = (1, 8, 16)
+
+
+def image_of(number) -> np.ndarray:
+    """Image of the row ``step * num_lanes + lane``, uint8 [8, 16]; every eighth cannot be compressed."""
+    return ((np.arange(128) // (1 + number % 8) * 37 + number) % 256).astype(np.uint8).reshape(8, 16)
+
+
+def image_ring(fd: int, num_steps: int, num_lanes: int) -> LaneRing:
+    """Ring for :func:`write_images`, with an arena for a part of its steps only."""
+    layout = RowLayout(1, 1, image_shape=IMAGE_SHAPE, image_codec="zlib", image_bytes=12)
+    return LaneRing(layout, num_steps, num_lanes, fd)
+
+
+def write_images(ring: LaneRing, count: int) -> None:
+    """One endless episode from the head on; the observation is the row's number."""
+    for step in range(ring.head, ring.head + count):
+        numbers = step * ring.num_lanes + np.arange(ring.num_lanes)
+        rows = ring.slot()
+        rows[:] = 0.0
+        ring.layout.view(rows, "obs")[:] = numbers[:, None]
+        ring.write_images(np.stack([image_of(number)[None] for number in numbers]))
+        ring.publish()
+
+
+def live_images(fd: int, count: int, num_steps: int, num_lanes: int) -> None:
+    """At full speed."""
+    write_images(image_ring(fd, num_steps, num_lanes), count)
+
+
 # -- letters ------------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +189,7 @@ KINDS = {
     "mailbox": write_mailbox,
     "episodes": live_episodes,
     "dying_episodes": die_in_episodes,
+    "images": live_images,
     "dying_mailbox": die_in_mailbox,
 }
 

@@ -201,16 +201,23 @@ def test_rows_overtaken_during_the_copy_are_drawn_anew(monkeypatch, steps_ahead,
 
 def test_what_comes_during_a_call_waits_for_the_next(monkeypatch):
     rings = [counting_ring(32, 2), counting_ring(64, 1, written=10)]
-    rings[0].layout.view(rings[0].rows, "flags")[1::2] = BORDER  # the call needs several rounds
+    rings[0].layout.view(rings[0].rows, "flags")[1::2] = BORDER
     memory = ReplayMemory(rings, 0)
     before = memory.inserted
-    overtaking(memory, monkeypatch, lambda: [write_step(rings[1], [[t, 0]], [0]) for t in range(10, 20)])
+
+    def overtaken():  # the oldest rows of the one ring, so that the call needs two rounds; none of the other
+        for t in range(32, 37):
+            write_step(rings[0], [[t, lane] for lane in range(2)], [0, 0])
+        for t in range(10, 20):
+            write_step(rings[1], [[t, 0]], [0])
+
+    overtaking(memory, monkeypatch, overtaken)
     batch = memory.sample(1, 2000)
     assert len(memory.last_draw.checks) > 1
-    assert set(batch.obs[0, :, 0].tolist()) == set(range(2, 31, 2)) | set(range(9))
-    assert batch.env_steps == before == memory.inserted - 10
+    assert set(batch.obs[0, :, 0].tolist()) == set(range(6, 31, 2)) | set(range(9))
+    assert batch.env_steps == before == memory.inserted - 20
     assert memory.last_draw.heads == (32, 10)
-    assert memory.new_moments()[0] == 10
+    assert memory.new_moments()[0] == 20
 
 
 def test_a_sampler_that_is_overtaken_each_time_gives_up(monkeypatch):

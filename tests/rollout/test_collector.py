@@ -20,7 +20,7 @@ from claw_lightning.rollout.ring import (
     TRUNCATED,
 )
 from tests.builders import collector_of, policy_settings
-from tests.fakes.fake_envs import CountingEnv, WrongOutput
+from tests.fakes.fake_envs import CountingEnv, PicturesEnv, WrongOutput
 
 MODES = ("next_step", "same_step")
 OPTIONS = {"policy": {"num_options": 3}, "max_option_duration": 2}
@@ -140,6 +140,63 @@ def test_wrong_output_of_a_simulator_is_an_error_and_not_published(wrong, words)
     assert ring.head == 0
 
 
+@pytest.mark.parametrize(
+    "wrong, words",
+    [("shape", r"image of shape \(2, 3, 3, 5\).*\(2, 3, 4, 5\) uint8"), ("dtype", "image.*float32.*uint8"),
+     ("absent", "image as NoneType")],
+)  # fmt: skip
+def test_wrong_images_are_an_error_and_not_published(wrong, words):
+    collector, ring, _ = collector_of(PicturesEnv(wrong=wrong, num_envs=2))
+    with pytest.raises(ContractError, match=words):
+        collector.step()
+    assert ring.head == 0
+
+
+def test_a_reset_without_its_image_is_an_error():
+    env = PicturesEnv(num_envs=2)
+    env.image = lambda: None
+    with pytest.raises(ContractError, match="image as NoneType"):
+        collector_of(env)[0].step()
+
+
+@pytest.mark.parametrize("codec", ["none", "zlib"])
+def test_the_agent_acts_on_the_image_that_is_stored(codec):
+    env = PicturesEnv(num_envs=2, lengths=(3, 5))
+    collector, ring, _ = collector_of(env, codec=codec)
+    act, seen = collector.agent.act, []
+
+    def watched(obs, first, image):
+        seen.append((obs.copy(), image.copy()))
+        env_image = image.copy()
+        decision = act(obs, first, image)
+        np.testing.assert_array_equal(image, env_image)
+        return decision
+
+    collector.agent.act = watched
+    for _ in range(20):
+        collector.step()
+    for t, (obs, image) in enumerate(seen):
+        np.testing.assert_array_equal(ring.layout.view(ring.rows[t], "obs"), obs)
+        np.testing.assert_array_equal(image, np.broadcast_to(obs[:, :, None, None], image.shape).astype(np.uint8))
+
+
+def test_a_simulator_may_write_over_its_images():
+    env = PicturesEnv(num_envs=2, lengths=(3, 5))
+    buffer, image = np.zeros((2, 3, 4, 5), np.uint8), env.image
+
+    def reused():
+        buffer[:] = image()
+        return buffer
+
+    env.image = reused
+    for codec in ("none", "zlib"):
+        collector, ring, _ = collector_of(env, codec=codec)
+        collector.step()
+        kept = collector._image.copy()
+        buffer[:] = 99
+        np.testing.assert_array_equal(collector._image, kept)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_finished_episodes(mode):
     _, _, episodes = collect(CountingEnv(2, lengths=(3, 5), autoreset=mode), 24)
@@ -202,6 +259,12 @@ def test_every_lane_gives_its_share_of_episodes(mode, episodes):
     assert sorted(result["success"]) == [0.0] * long + [1.0] * short
     assert sum(result["option"]) == pytest.approx(1.0) and len(result["option"]) == 2
     assert env.seeds == [11]
+
+
+def test_evaluation_from_images():
+    env = PicturesEnv(num_envs=2, lengths=(3, 5), obs_size=0)
+    result = evaluated(env, 4, num_options=2, obs_size=0, image_shape=(3, 4, 5))
+    assert sorted(result["length"]) == [3.0, 3.0, 5.0, 5.0]
 
 
 def test_evaluation_repeats_exactly():

@@ -87,6 +87,41 @@ def test_one_option_switches_the_machinery_off():
     assert not [name for name, _ in policy.named_parameters() if not name.startswith("actor.")]
 
 
+@pytest.mark.parametrize("shape", [(3, 13, 13), (1, 1, 2), (9, 84, 84), (4, 30, 7)])
+def test_an_encoder_of_images_of_any_size(shape):
+    policy = make(image_shape=shape, image_features=5)
+    images = torch.randint(0, 256, (2, 4, *shape), dtype=torch.uint8)
+    features = policy.encoder(images)
+    assert features.shape == (2, 4, 5) and features.dtype == torch.float32
+    assert features.abs().max() < 1
+    # Each image by itself, and pixels count.
+    torch.testing.assert_close(policy.encoder(images[1, 2]), features[1, 2], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(policy.encoder(255 - images), features)
+    assert policy.perceive(torch.zeros(2, 4, 3), images).shape == (2, 4, 8)
+
+
+def test_an_encoder_keeps_where_things_are():
+    encoder = make(image_shape=(1, 13, 13)).encoder
+    places = torch.eye(169, dtype=torch.uint8).view(169, 1, 13, 13) * 255
+    features = encoder(places)
+    assert torch.cdist(features, features).fill_diagonal_(1.0).min() > 1e-3
+
+
+def test_a_policy_with_images_travels_whole():
+    changes = {"obs_size": 0, "num_options": 2, "image_shape": (3, 6, 7), "student_hidden_sizes": [8]}
+    source, target = make(0, **changes), make(1, **changes)
+    assert source.input_size == 50 and source.normalizer.mean.shape == (0,)
+    target.load_flat(source.flatten())
+    image = torch.randint(0, 256, (4, 3, 6, 7), dtype=torch.uint8)
+    a, b = (p.option_probs(p.perceive(p.normalizer(torch.zeros(4, 0)), image)) for p in (source, target))
+    assert torch.equal(a, b)
+
+
+def test_a_policy_without_images_has_no_encoder():
+    assert make().encoder is None and make().input_size == 3
+    assert not [name for name in make().state_dict() if "encoder" in name]
+
+
 def test_gaussian_log_prob_equals_torch_distributions():
     torch.manual_seed(0)
     mean, std = torch.randn(50, 3, dtype=torch.float64), torch.rand(50, 3, dtype=torch.float64) + 0.05

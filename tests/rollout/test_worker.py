@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from claw_lightning.errors import WorkerError
+from claw_lightning.replay import ReplayMemory
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout import worker as worker_module
 from claw_lightning.rollout.ring import FIRST
@@ -32,6 +33,17 @@ def rig(tmp_path, monkeypatch):
     yield build
     for one in made:
         one.pool.close(grace=5.0)
+
+
+def test_compressed_images_reach_the_reader(rig):
+    images = {"image_shape": [3, 4, 5], "image_codec": "zlib", "image_bytes": 40}
+    rig = rig("fake_envs.PicturesEnv", layout=images, policy={"image_shape": [3, 4, 5]})
+    rig.pool.start()
+    rig.worker.control.steps_allowed = 30
+    rig.until(lambda: rig.ring.head == 30)
+    batch = ReplayMemory([rig.ring], 0).sample(1, 100)
+    for image, obs in ((batch.image, batch.obs), (batch.next_image, batch.next_obs)):
+        assert (image == obs[..., None, None].to(image.dtype)).all()
 
 
 def firsts(rig, step):

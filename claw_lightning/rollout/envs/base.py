@@ -17,6 +17,10 @@ import numpy as np
 NEXT_STEP = "next_step"
 SAME_STEP = "same_step"
 
+#: Which of a step's two observations shows the goal that its reward refers to (:attr:`EnvSpec.goal_in_reward`).
+GOAL_IN_OBS = "obs"
+GOAL_IN_NEXT_OBS = "next_obs"
+
 
 class EnvError(Exception):
     """A simulator or its task cannot be used as configured; the message names the setting and the cure."""
@@ -34,6 +38,17 @@ class EnvSpec:
     :meth:`VectorEnv.step` receives values in [-1, 1]: the adapter scales. For discrete tasks ``num_actions`` > 0,
     ``action_size`` is 1 and actions are integral floats in [0, num_actions).
     ``achieved_goal`` and ``desired_goal`` are (start, stop) slices of the observation, or None.
+    ``image_shape`` is (channels, height, width) of an image beside the observation, or None. With one, ``obs_size`` may
+    be 0.
+    ``goal_reward`` describes the reward of a goal-conditioned task by plain data, from which the learner computes the
+    rewards of other goals (:func:`claw_lightning.rollout.goals.goal_reward`); None where the task has no such reward.
+    ``goal_in_reward`` matters where a task draws a new goal within an episode. "next_obs": reward and next observation
+    of a step know the new goal, its observation still shows the old one (hands of Isaac Gym). "obs": the goal is drawn
+    after the reward, so that the next observation is ahead of it (Isaac Lab). Elsewhere both are the same.
+
+    Raises:
+        EnvError: ``goal_reward`` or ``goal_in_reward`` is not one of the values above, or ``image_shape`` is no shape
+            of an image, or goes with same-step autoreset.
     """
 
     task: str
@@ -49,6 +64,9 @@ class EnvSpec:
     achieved_goal: Optional[Tuple[int, int]] = None
     desired_goal: Optional[Tuple[int, int]] = None
     versions: Dict[str, str] = field(default_factory=dict)
+    goal_reward: Optional[Dict[str, Any]] = None
+    goal_in_reward: str = GOAL_IN_NEXT_OBS
+    image_shape: Optional[Tuple[int, int, int]] = None
 
     def __post_init__(self) -> None:
         """Plain numbers: an adapter may have taken them from numpy, which JSON does not know."""
@@ -61,6 +79,29 @@ class EnvSpec:
             span = getattr(self, name)
             if span is not None:
                 object.__setattr__(self, name, (int(span[0]), int(span[1])))
+        if self.image_shape is not None:
+            self._check_image()
+        if self.goal_in_reward not in (GOAL_IN_OBS, GOAL_IN_NEXT_OBS):
+            raise EnvError(
+                "goal_in_reward: must be '%s' or '%s', not %r" % (GOAL_IN_OBS, GOAL_IN_NEXT_OBS, self.goal_in_reward)
+            )
+        if self.goal_reward is not None:
+            # Not at the top: goals.py raises the errors that are defined here.
+            from claw_lightning.rollout.goals import plain_settings
+
+            object.__setattr__(self, "goal_reward", plain_settings(self.goal_reward))
+
+    def _check_image(self) -> None:
+        assert self.image_shape is not None
+        shape = tuple(int(size) for size in self.image_shape)
+        if len(shape) != 3 or min(shape) < 1:
+            raise EnvError("image_shape: must be (channels, height, width), not %s" % (shape,))
+        if self.autoreset == SAME_STEP:
+            raise EnvError(
+                "task %s: images with same-step autoreset are not supported, as the last image of an episode would be "
+                "lost; let the adapter reset on the next step" % self.task
+            )
+        object.__setattr__(self, "image_shape", shape)
 
     def to_json(self) -> Dict[str, Any]:
         """Plain containers only, fit for a pipe, a checkpoint or a log line."""
@@ -68,7 +109,7 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> EnvSpec:
-        """Inverse of :meth:`to_json` (JSON turns tuples into lists)."""
+        """Inverse of :meth:`to_json` (JSON turns tuples into lists). Fields that came later may be missing."""
         return cls(**data)
 
 
@@ -87,6 +128,7 @@ class StepResult(NamedTuple):
             the first observation of a new episode; the action was ignored or crossed the border. Never learned from.
         info: per-lane metrics, each [N]: ``success`` (float, 1 where the task is solved at this step) and others.
         states: [N, S] privileged observation that goes with ``obs``, or None.
+        image: [N, C, H, W] uint8, what the policy sees beside ``obs``, or None where the task has no images.
     """
 
     obs: np.ndarray
@@ -98,6 +140,7 @@ class StepResult(NamedTuple):
     is_border: np.ndarray
     info: Dict[str, np.ndarray]
     states: Optional[np.ndarray] = None
+    image: Optional[np.ndarray] = None
 
 
 class VectorEnv:
@@ -126,9 +169,22 @@ class VectorEnv:
         """Privileged observation [N, S] that goes with the last ``reset``; None where the task has none."""
         return None
 
+    def image(self) -> Optional[np.ndarray]:
+        """Image [N, C, H, W] uint8 that goes with the last ``reset``; None where the task has none."""
+        return None
+
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> np.ndarray:
-        """Vectorised reward of goal-conditioned tasks: [B, G], [B, G] -> [B]."""
-        raise EnvError("task %s has no goal-conditioned reward" % self.spec.task)
+        """Vectorised reward of goal-conditioned tasks: [B, G], [B, G] -> [B] float32, as ``spec.goal_reward`` says.
+
+        Raises:
+            EnvError: the task describes no such reward.
+            ValueError: goals of wrong size.
+        """
+        if self.spec.goal_reward is None:
+            raise EnvError("task %s has no goal-conditioned reward" % self.spec.task)
+        from claw_lightning.rollout.goals import goal_reward
+
+        return goal_reward(self.spec.goal_reward)(achieved_goal, desired_goal)
 
     def configure(self, **settings: Any) -> None:
         """Change settings of the running simulator, from the next step on: episodes go on where they are.

@@ -12,6 +12,7 @@ from claw_lightning.rollout.envs.gymnasium_env import (
     ActionScaler,
     ObservationLayout,
     one_line,
+    robotics_reward,
     unknown_task,
 )
 
@@ -31,6 +32,8 @@ class EnvPoolEnv(VectorEnv):
 
     Where a task ends at the very step of its time limit, EnvPool reports the time limit alone. Playground tasks say
     by another entry that they ended and are corrected here; for the others that one step is taken as truncated.
+
+    Fetch, HandReach and HandManipulate describe their rewards (``spec.goal_reward``); mazes and kitchens do not.
 
     EnvPool fixes seeds when it is built: ``reset(seed)`` with a seed builds the pool anew.
 
@@ -94,6 +97,7 @@ class EnvPoolEnv(VectorEnv):
             achieved_goal=self._layout.achieved_goal,
             desired_goal=self._layout.desired_goal,
             versions={"envpool": str(envpool.__version__)},
+            goal_reward=_goal_reward(task, config),
         )
         self._states: Optional[np.ndarray] = None
 
@@ -155,24 +159,6 @@ class EnvPoolEnv(VectorEnv):
         """See :meth:`VectorEnv.states`."""
         return None if self._states is None else self._states.copy()
 
-    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> np.ndarray:
-        """[B, G], [B, G] -> [B] float32, for HandReach and Fetch tasks.
-
-        Dense: minus the Euclidean distance. Sparse: -1 where it exceeds the task's threshold (0.01 m for the hand,
-        0.05 m for Fetch), 0 elsewhere.
-
-        Raises:
-            EnvError: any other task. Rewards of HandManipulate compare rotations and stay with EnvPool.
-        """
-        config = self._pool.spec.config
-        if not (self._task.startswith("Fetch") or getattr(config, "hand_task", "") == "reach"):
-            return super().compute_reward(achieved_goal, desired_goal)
-        distance = np.linalg.norm(np.asarray(achieved_goal) - np.asarray(desired_goal), axis=-1)
-        reward = (
-            -distance if config.reward_type == "dense" else -(distance > config.distance_threshold).astype(np.float32)
-        )
-        return reward.astype(np.float32)
-
     def close(self) -> None:
         """See :meth:`VectorEnv.close`."""
         self._pool.close()
@@ -183,6 +169,14 @@ def _success(info: Dict[str, Any], is_border: np.ndarray) -> Dict[str, np.ndarra
         if key in info:
             return {"success": np.where(is_border, 0.0, info[key]).astype(np.float32)}
     return {}
+
+
+def _goal_reward(task: str, config: Any) -> Optional[Dict[str, Any]]:
+    """Description of the reward, None for tasks other than those of Fetch and the Shadow hand with a goal."""
+    hand_task = getattr(config, "hand_task", "")
+    if task.startswith("Fetch") or hand_task == "reach":
+        return robotics_reward(config, is_pose=False)
+    return robotics_reward(config, is_pose=True) if hand_task == "manipulate" else None
 
 
 def _control_frequency(config: Any) -> float:

@@ -33,6 +33,9 @@ MAP = (
 #: What actions 0 to 3 do to row and column.
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
+#: What the channels of an image show.
+WALLS, WALKER, GOAL = range(3)
+
 CELLS = [(row, column) for row, line in enumerate(MAP) for column, sign in enumerate(line) if sign == "."]
 NUM_CELLS = len(CELLS)
 EAST_DOORWAY = CELLS.index((7, 9))
@@ -48,6 +51,11 @@ _IS_FREE = np.not_equal(_NEXT, np.arange(NUM_CELLS)[:, None])
 #: [104] and [104, 4]: number of free neighbours, and the neighbours themselves in the first places of each row.
 _DEGREE = _IS_FREE.sum(axis=1)
 _AROUND = np.take_along_axis(_NEXT, np.argsort(~_IS_FREE, axis=1, kind="stable"), axis=1)
+
+
+#: [13, 13] uint8, and [104, 2] int64: where the walls are, and row and column of each cell.
+_WALLS = np.array([[255 * (sign == "#") for sign in line] for line in MAP], np.uint8)
+_PLACE = np.array(CELLS, np.int64)
 
 
 def transition_matrix(dynamics: str = "moc", slip: float = 1 / 3) -> np.ndarray:
@@ -93,6 +101,10 @@ class FourRoomsEnv(VectorEnv):
     row: its action is ignored. Observation [N, 104] float32: one-hot number of the cell. Actions [N, 1]: 0 up
     (towards row 0), 1 down, 2 left, 3 right.
 
+    With ``pixels`` there is an image [N, 3, 13, 13] uint8 instead, the map from above, one pixel for each cell: walls
+    in the first channel, the walker in the second, the goal in the third, each 255 where it is and 0 elsewhere. The
+    observation is then [N, 0]. Unlike the observation, the image shows where the goal has moved.
+
     The world is that of Sutton, Precup and Singh (1999). Bacon, Harb and Precup (2017, "The Option-Critic
     Architecture", arXiv 1609.05140) put the goal in the east doorway and later move it into the lower right room;
     Klissarov and Precup (2021, "Flexible Option Learning", MOC, arXiv 2112.03097) use another dynamics. The
@@ -125,6 +137,7 @@ class FourRoomsEnv(VectorEnv):
             lower right room and its west doorway (optimal policies there need 13.817 steps with moc, 9.542 with
             jeanharb, 8.731 without slips).
         max_episode_steps: steps after which an episode is truncated.
+        pixels: images in place of observations.
 
     Attributes:
         goal: number of the present goal's cell.
@@ -145,6 +158,7 @@ class FourRoomsEnv(VectorEnv):
         move_goal_after: int = 0,
         goals_after: Optional[List[int]] = None,
         max_episode_steps: int = 1000,
+        pixels: bool = False,
     ) -> None:
         if task != TASK:
             raise unknown_task(str(task), [TASK], "FourRoomsEnv")
@@ -158,6 +172,8 @@ class FourRoomsEnv(VectorEnv):
         _check_whole("goal", goal, 0, NUM_CELLS - 1)
         _check_whole("move_goal_after", move_goal_after, 0)
         _check_whole("max_episode_steps", max_episode_steps, 1)
+        if not isinstance(pixels, bool):
+            raise EnvError("data.env.init_args.pixels: must be true or false, not %s" % one_line(pixels))
         if goals_after is None:
             goals_after = LOWER_RIGHT
         elif not isinstance(goals_after, (list, tuple)):
@@ -174,7 +190,7 @@ class FourRoomsEnv(VectorEnv):
         self.num_envs = num_envs
         self.spec = EnvSpec(
             task=task,
-            obs_size=NUM_CELLS,
+            obs_size=0 if pixels else NUM_CELLS,
             action_size=1,
             action_low=[0.0],
             action_high=[len(MOVES) - 1.0],
@@ -182,6 +198,7 @@ class FourRoomsEnv(VectorEnv):
             num_actions=len(MOVES),
             autoreset=NEXT_STEP,
             versions={"numpy": np.__version__},  # whose generator decides starts and slips
+            image_shape=(3, len(MAP), len(MAP[0])) if pixels else None,
         )
         self._dynamics, self._slip = dynamics, slip
         self._first_goal, self._move_goal_after = goal, move_goal_after
@@ -203,12 +220,26 @@ class FourRoomsEnv(VectorEnv):
         return cells + (cells >= self.goal)  # passes over the goal
 
     def _obs(self) -> np.ndarray:
+        if self.spec.image_shape is not None:
+            return np.zeros((self.num_envs, 0), dtype=np.float32)
         obs = np.zeros((self.num_envs, NUM_CELLS), dtype=np.float32)
         obs[np.arange(self.num_envs), self._cell] = 1.0
         return obs
 
+    def image(self) -> Optional[np.ndarray]:
+        """See :meth:`VectorEnv.image`: [N, 3, 13, 13] uint8 of the present cells and goal; None without ``pixels``."""
+        if self.spec.image_shape is None:
+            return None
+        image = np.zeros((self.num_envs, *self.spec.image_shape), dtype=np.uint8)
+        image[:, WALLS] = _WALLS
+        row, column = _PLACE[self._cell].T
+        image[np.arange(self.num_envs), WALKER, row, column] = 255
+        row, column = _PLACE[self.goal]
+        image[:, GOAL, row, column] = 255
+        return image
+
     def reset(self, seed: Optional[int] = None) -> np.ndarray:
-        """Start new episodes in all lanes. Returns obs [N, 104] float32.
+        """Start new episodes in all lanes. Returns obs [N, 104] float32, [N, 0] with ``pixels``.
 
         With a seed everything begins anew, the goal and the count of episodes included; without one, they stay.
         """
@@ -252,6 +283,7 @@ class FourRoomsEnv(VectorEnv):
             has_final_obs=None,
             is_border=is_border,
             info={"success": terminated.astype(np.float32)},
+            image=self.image(),
         )
 
     def configure(self, **settings: Any) -> None:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import re
 import sys
+from dataclasses import replace
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
@@ -19,6 +20,12 @@ SUCCESS_KEYS = ("is_success", "success")
 
 _ROBOTICS_TASK = re.compile(r"^(Hand(Reach|Manipulate)|AdroitHand|Fetch|PointMaze|AntMaze|FrankaKitchen)")
 _ROBOTICS_CURE = "pip install gymnasium-robotics 'mujoco>=3.5,<3.12'"
+#: Where gymnasium-robotics defines the rewards that :func:`robotics_reward` describes, and whether they compare poses.
+_REWARD_MODULES = {
+    "gymnasium_robotics.envs.fetch.fetch_env": False,
+    "gymnasium_robotics.envs.shadow_dexterous_hand.reach": False,
+    "gymnasium_robotics.envs.shadow_dexterous_hand.manipulate": True,
+}
 _MAX_QUOTED = 160  # characters of a space's repr in an error message
 
 
@@ -36,29 +43,62 @@ def unknown_task(task: str, known: Iterable[str], source: str) -> EnvError:
     )
 
 
+def robotics_reward(source: Any, is_pose: bool) -> Dict[str, Any]:
+    """Settings for :func:`claw_lightning.rollout.goals.goal_reward` of a Fetch or Shadow hand task.
+
+    Args:
+        source: holds ``reward_type``, ``distance_threshold`` and so on: a task of gymnasium-robotics or a configuration
+            of EnvPool, which kept the names.
+        is_pose: whether positions and rotations of one object are compared (HandManipulate) rather than points.
+    """
+    is_sparse = source.reward_type == "sparse"  # any other word is dense to both simulators
+    if not is_pose:
+        return {"kind": "distance", "threshold": float(source.distance_threshold), "sparse": is_sparse}
+    return {
+        "kind": "pose",
+        "position": source.target_position != "ignore",
+        "rotation": source.target_rotation != "ignore",
+        "ignore_z": bool(source.ignore_z_target_rotation),
+        "position_threshold": float(source.distance_threshold),
+        "rotation_threshold": float(source.rotation_threshold),
+        "sparse": is_sparse,
+    }
+
+
 class ObservationLayout:
     """How the observation of a Gymnasium space becomes one float32 vector per lane.
 
     A box is flattened, a discrete value becomes one-hot. The parts of a dictionary follow one another in the space's
     own order, except that a goal-conditioned one starts with observation, achieved_goal, desired_goal.
-    ``privileged_state`` beside other parts is kept out of the observation and becomes the states.
+    ``privileged_state`` beside other parts is kept out of the observation and becomes the states. So is, for adapters
+    that hand it on, one image: a uint8 box [H, W, C], [C, H, W] (channels are the smaller of the outer axes) or [H, W].
+
+    Args:
+        images: whether the adapter hands an image on.
 
     Attributes:
-        obs_size: O.
+        obs_size: O; 0 where there is an image alone.
         states_size: S, 0 without privileged observations.
+        image_shape: (C, H, W), or None.
         achieved_goal, desired_goal: (start, stop) slices of the observation, or None.
 
     Raises:
-        EnvError: the space holds an image, text or anything else that is not a vector.
+        EnvError: the space holds text, several images or anything else that is not a vector.
     """
 
-    def __init__(self, space: Any, task: str) -> None:
+    def __init__(self, space: Any, task: str, images: bool = False) -> None:
         self.achieved_goal: Optional[Tuple[int, int]] = None
         self.desired_goal: Optional[Tuple[int, int]] = None
         self._states_part: List[Tuple[Optional[str], Any, slice]] = []
         # A bare space is a dictionary of one part without a name.
         parts: Dict[Optional[str], Any] = dict(space.items()) if hasattr(space, "items") else {None: space}
         privileged = parts.pop(PRIVILEGED_KEY, None) if len(parts) > 1 else None
+        self.image_shape: Optional[Tuple[int, int, int]] = None
+        self._image_name: Optional[str] = None
+        self._image_axes: Tuple[int, ...] = ()
+        for name in [name for name in parts if images and _is_image(parts[name])][:1]:
+            self._image_name = name
+            self.image_shape, self._image_axes = _image_axes(parts.pop(name).shape)
         names: List[Optional[str]] = list(parts)
         is_goal = all(name in parts for name in GOAL_KEYS)
         if is_goal:
@@ -85,6 +125,26 @@ class ObservationLayout:
     def states(self, raw: Any, num_envs: int) -> Optional[np.ndarray]:
         """Simulator's batched observation -> new array [N, S] float32, or None."""
         return _gather(raw, self._states_part, num_envs, self.states_size) if self.states_size else None
+
+    def image(self, raw: Any, num_envs: int) -> Optional[np.ndarray]:
+        """Simulator's batched observation -> new array [N, C, H, W] uint8, or None."""
+        if self.image_shape is None:
+            return None
+        value = np.asarray(raw if self._image_name is None else raw[self._image_name])
+        return np.array(value.transpose(self._image_axes), order="C").reshape((num_envs,) + self.image_shape)
+
+
+def _is_image(space: Any) -> bool:
+    return len(getattr(space, "shape", None) or ()) in (2, 3) and space.dtype == np.uint8
+
+
+def _image_axes(shape: Tuple[int, ...]) -> Tuple[Tuple[int, int, int], Tuple[int, ...]]:
+    """(C, H, W) of an image of the given shape, and the axes of a batch of them in the order N, C, H, W."""
+    if len(shape) == 2:
+        return (1, shape[0], shape[1]), (0, 1, 2)
+    if shape[0] < shape[2]:
+        return (shape[0], shape[1], shape[2]), (0, 1, 2, 3)
+    return (shape[2], shape[0], shape[1]), (0, 3, 1, 2)
 
 
 def _vector_size(space: Any, name: Optional[str], task: str) -> int:
@@ -180,6 +240,7 @@ class GymnasiumEnv(VectorEnv):
 
     Episodes restart on the step after their end, which is reported as a border row: its action is ignored. The
     observation returned with the end is therefore the true last one. Lane i is seeded with ``seed + i``.
+    One uint8 box of an observation becomes the image (:class:`ObservationLayout`).
 
     Args:
         task: id of a registered task; ``module:EnvId`` imports the module first.
@@ -222,7 +283,7 @@ class GymnasiumEnv(VectorEnv):
         self._make_kwargs = {"disable_env_checker": True, **(make_kwargs or {})}
         self._vector = self._build(self._make_kwargs)
         try:
-            self._layout = ObservationLayout(self._vector.single_observation_space, task)
+            self._layout = ObservationLayout(self._vector.single_observation_space, task, images=True)
             self._scale = ActionScaler(self._vector.single_action_space, task)
         except EnvError:
             self._vector.close()
@@ -244,10 +305,13 @@ class GymnasiumEnv(VectorEnv):
             achieved_goal=self._layout.achieved_goal,
             desired_goal=self._layout.desired_goal,
             versions=_loaded_versions(),
+            goal_reward=_goal_reward(first.unwrapped),
+            image_shape=self._layout.image_shape,
         )
         self._next_seed: Optional[int] = seed  # None once used: later episodes draw from the lanes' own generators
         self._ended = np.zeros(num_envs, dtype=bool)
         self._states: Optional[np.ndarray] = None
+        self._image: Optional[np.ndarray] = None
         self._reports_success = False
 
     def _build(self, make_kwargs: Dict[str, Any]) -> Any:
@@ -301,6 +365,7 @@ class GymnasiumEnv(VectorEnv):
             raise self._explained(error) from error
         self._ended[:] = False
         self._states = self._layout.states(raw, self.num_envs)
+        self._image = self._layout.image(raw, self.num_envs)
         return self._layout.obs(raw, self.num_envs)
 
     def step(self, action: np.ndarray) -> StepResult:
@@ -319,6 +384,7 @@ class GymnasiumEnv(VectorEnv):
             is_border=is_border,
             info=self._success(infos, is_border),
             states=None if self._states is None else self._states.copy(),
+            image=self._layout.image(raw, self.num_envs),
         )
 
     def _success(self, infos: Dict[str, Any], is_border: np.ndarray) -> Dict[str, np.ndarray]:
@@ -337,12 +403,21 @@ class GymnasiumEnv(VectorEnv):
         """See :meth:`VectorEnv.states`."""
         return None if self._states is None else self._states.copy()
 
+    def image(self) -> Optional[np.ndarray]:
+        """See :meth:`VectorEnv.image`."""
+        return None if self._image is None else self._image.copy()
+
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> np.ndarray:
-        """[B, G], [B, G] -> [B] float32, by the task's own ``compute_reward``, which must accept batches.
+        """[B, G], [B, G] -> [B] float32, by ``spec.goal_reward``, else by the task's own ``compute_reward``.
+
+        That one must accept batches. Those of the hands do not: with ``ignore_z_target_rotation`` (pens) they replace
+        one row of a batch instead of one angle of each row.
 
         Raises:
-            EnvError: the task has none, or one that answers with another shape.
+            EnvError: the task has neither, or one that answers with another shape.
         """
+        if self.spec.goal_reward is not None:
+            return super().compute_reward(achieved_goal, desired_goal)
         function = getattr(self._vector.envs[0].unwrapped, "compute_reward", None)
         if function is None or self.spec.achieved_goal is None:
             return super().compute_reward(achieved_goal, desired_goal)
@@ -357,13 +432,15 @@ class GymnasiumEnv(VectorEnv):
     def configure(self, **settings: Any) -> None:
         """See :meth:`VectorEnv.configure`: attributes of the unwrapped tasks that hold a number, text or switch.
 
-        An attribute that a task reads only while it is built has no effect any more.
+        An attribute that a task reads only while it is built has no effect any more. ``spec.goal_reward`` follows
+        where the reward itself was changed.
         """
         tasks = [env.unwrapped for env in self._vector.envs]
         # All are looked at before one is changed.
         changes = [(task, name, self._fitting(task, name, settings[name])) for task in tasks for name in settings]
         for task, name, value in changes:
             setattr(task, name, value)
+        self.spec = replace(self.spec, goal_reward=_goal_reward(tasks[0]))
 
     def _fitting(self, task: Any, name: str, value: Any) -> Any:
         """The value in the kind of the attribute that it is to replace."""
@@ -392,6 +469,19 @@ def _kind(value: Any) -> Optional[str]:
     if isinstance(value, (int, float, np.integer, np.floating)):
         return "number"
     return "text" if isinstance(value, str) else None
+
+
+def _goal_reward(task: Any) -> Optional[Dict[str, Any]]:
+    """Description of the reward of an unwrapped task; None unless it is computed by gymnasium-robotics' own code."""
+    module = getattr(getattr(task, "compute_reward", None), "__module__", None)
+    is_pose = _REWARD_MODULES.get(str(module))
+    if is_pose is None:
+        return None
+    # A subclass may keep compute_reward and replace what it is made of.
+    parts = ("_goal_distance", "_is_success") if is_pose else ()
+    if any(getattr(getattr(task, name, None), "__module__", None) != module for name in parts):
+        return None
+    return robotics_reward(task, is_pose)
 
 
 def _import_gymnasium() -> Any:

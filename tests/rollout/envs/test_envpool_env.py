@@ -157,11 +157,32 @@ def test_success_never_at_a_border(threshold, success):
         np.testing.assert_array_equal(result.info["success"], np.where(result.is_border, 0.0, success))
 
 
-def test_other_goal_tasks_have_no_reward_function():
+def test_goal_rewards_are_described():
+    env = EnvPoolEnv("FetchReachDense-v4", 1, 0, distance_threshold=0.03)
+    assert env.spec.goal_reward == {"kind": "distance", "threshold": 0.03, "sparse": False}
+    assert EnvPoolEnv(HAND, 1, 0).spec.goal_reward == {"kind": "distance", "threshold": 0.01, "sparse": False}
+    env = EnvPoolEnv("HandManipulatePenRotate_ContinuousTouchSensors-v1", 1, 0, rotation_threshold=0.2)
+    assert env.spec.goal_reward == {
+        "kind": "pose", "position": False, "rotation": True, "ignore_z": True,
+        "position_threshold": 0.05, "rotation_threshold": 0.2, "sparse": True,
+    }  # fmt: skip
+    assert env.spec.goal_in_reward == "next_obs"
+
+
+def test_reward_of_poses():
     env = EnvPoolEnv("HandManipulateBlock-v1", 1, 0)
     assert env.spec.desired_goal == (68, 75)
-    with pytest.raises(EnvError, match="no goal-conditioned reward"):
-        env.compute_reward(np.zeros((1, 7)), np.zeros((1, 7)))
+    desired = np.array([[0, 0, 0, 1, 0, 0, 0]] * 3, np.float32)
+    achieved = desired + np.array([[0.009, 0, 0, 0, 0, 0, 0.045], [0.011, 0, 0, 0, 0, 0, 0], [0] * 6 + [0.055]])
+    np.testing.assert_array_equal(env.compute_reward(achieved, desired), [0, -1, -1])
+
+
+def test_other_tasks_have_no_reward_function():
+    for task in ("PointMaze_UMaze-v3", "AdroitHandPen-v1"):
+        env = EnvPoolEnv(task, 1, 0)
+        assert env.spec.goal_reward is None
+        with pytest.raises(EnvError, match="no goal-conditioned reward"):
+            env.compute_reward(np.zeros((1, 2)), np.zeros((1, 2)))
 
 
 def test_privileged_states():

@@ -368,3 +368,38 @@ def test_a_change_that_is_refused_changes_nothing(settings, words):
         env.configure(**{"slip": 0.5, **settings})
     assert "\n" not in str(caught.value)
     assert (env._slip, env.goal) == (SLIP, EAST_DOORWAY)
+
+
+# -- pixels -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_image_shows_what_the_observation_tells():
+    seen, told = (FourRoomsEnv(num_envs=8, seed=3, pixels=pixels, max_episode_steps=20) for pixels in (True, False))
+    assert (seen.spec.image_shape, seen.spec.obs_size) == ((3, 13, 13), 0)
+    assert (told.spec.image_shape, told.image()) == (None, None)
+    obs, nothing, image = told.reset(), seen.reset(), seen.image()
+    rng, walls = np.random.default_rng(0), np.array([[sign == "#" for sign in line] for line in MAP])
+    for _ in range(60):
+        assert nothing.shape == (8, 0) and nothing.dtype == np.float32
+        assert image.dtype == np.uint8 and set(np.unique(image)) == {0, 255}
+        np.testing.assert_array_equal(image[:, 0] == 255, np.broadcast_to(walls, (8, 13, 13)))
+        for channel, cells in ((1, cells_of(obs)), (2, [EAST_DOORWAY] * 8)):
+            places = [np.argwhere(each).tolist() for each in image[:, channel]]
+            assert places == [[list(CELLS[cell])] for cell in cells]
+        action = rng.integers(0, 4, (8, 1)).astype(np.float32)
+        a, b = told.step(action), seen.step(action)
+        np.testing.assert_array_equal(a.is_border, b.is_border)
+        obs, nothing, image = a.obs, b.obs, b.image
+        assert a.image is None
+
+
+def test_the_image_shows_where_the_goal_has_moved():
+    env = FourRoomsEnv(num_envs=2, slip=0.0, pixels=True)
+    env.reset()
+    env.configure(goal=103)
+    assert env.step(np.zeros((2, 1), np.float32)).image[0, 2][CELLS[103]] == 255
+
+
+def test_pixels_are_a_switch():
+    with pytest.raises(EnvError, match="init_args.pixels: must be true or false, not 3"):
+        FourRoomsEnv(pixels=3)

@@ -104,6 +104,56 @@ def test_borders_ends_and_true_final_observations():
     assert all(result.final_obs is None and result.has_final_obs is None for result in steps)
 
 
+class Camera(Counting):
+    """An image whose channels tell lane, episode and step, in the axes that are asked for, alone or beside numbers."""
+
+    def __init__(self, axes="hwc", beside=()):
+        super().__init__()
+        self.axes = axes
+        shape = {"hwc": (4, 5, 3), "chw": (3, 4, 5), "hw": (4, 5)}[axes]
+        space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.beside = list(beside)
+        numbers = {name: gym.spaces.Box(-9, 9, (2,)) for name in self.beside}
+        self.observation_space = gym.spaces.Dict({"camera": space, **numbers}) if self.beside else space
+
+    def _obs(self):
+        image = np.zeros((4, 5, 3), np.uint8) + super()._obs().astype(np.uint8)
+        image[0, 0] = 255  # marks the upper left corner
+        image = {"hwc": image, "chw": image.transpose(2, 0, 1), "hw": image[:, :, 2]}[self.axes]
+        return {"camera": image, **{n: np.full(2, 7, np.float32) for n in self.beside}} if self.beside else image
+
+
+gym.register("ClawCamera-v0", Camera, max_episode_steps=TIME_LIMIT)
+
+
+@pytest.mark.parametrize("beside", [(), ("position",)])
+@pytest.mark.parametrize("axes", ["hwc", "chw", "hw"])
+def test_one_image_becomes_the_image(axes, beside):
+    env = GymnasiumEnv("ClawCamera-v0", 2, SEED, make_kwargs={"axes": axes, "beside": beside})
+    channels = 1 if axes == "hw" else 3
+    assert (env.spec.image_shape, env.spec.obs_size) == ((channels, 4, 5), 2 * len(beside))
+    assert env.image() is None
+    obs, images = env.reset(), []
+    assert obs.shape == (2, 2 * len(beside)) and obs.dtype == np.float32
+    images = [env.image()]
+    for _ in range(TIME_LIMIT + 2):
+        result = env.step(zeros(env))
+        images.append(result.image)
+        assert (result.obs == 7).all() and result.obs.shape == obs.shape
+    for t, image in enumerate(images):
+        assert image.shape == (2, channels, 4, 5) and image.dtype == np.uint8 and image.flags.c_contiguous
+        assert (image[:, :, 0, 0] == 255).all()
+        for lane, length in ((0, END_OF_LANE_0), (1, TIME_LIMIT)):
+            expected = [lane, *divmod(t, length + 1)][-channels:]
+            np.testing.assert_array_equal(image[lane, :, 1, 2], expected)
+
+
+def test_a_second_image_is_refused():
+    spaces = {name: gym.spaces.Box(0, 255, (4, 5, 3), np.uint8) for name in ("left", "right")}
+    with pytest.raises(EnvError, match="observation part 'right'.*not a vector"):
+        GymnasiumEnv("ClawCounting-v0", make_kwargs={"observation_space": gym.spaces.Dict(spaces)})
+
+
 def test_success_of_the_lane_and_step_that_gave_it():
     env = GymnasiumEnv("ClawCounting-v0", num_envs=2, seed=SEED)
     env.reset()
@@ -221,7 +271,7 @@ def test_bad_input_is_one_line(kwargs, words):
 @pytest.mark.parametrize(
     "name, space, word",
     [
-        ("observation_space", gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), "uint8"),
+        ("observation_space", gym.spaces.Box(0, 1, (8, 8, 3), np.float32), "float32"),
         ("observation_space", gym.spaces.Text(5), "Text"),
         ("observation_space", gym.spaces.Dict(a=gym.spaces.MultiBinary(3)), "'a'"),
         ("action_space", gym.spaces.Box(-np.inf, np.inf, (2,)), "finite bounds"),
@@ -274,6 +324,41 @@ def test_hand_of_gymnasium_robotics(monkeypatch):
     monkeypatch.setattr(mujoco, "__version__", "4.0.0")
     with pytest.raises(EnvError, match="mujoco 4.0.0.*mujoco>=3.5,<3.12"):
         env.reset()
+
+
+def test_goal_rewards_of_gymnasium_robotics_are_described():
+    pytest.importorskip("gymnasium_robotics")
+    env = GymnasiumEnv("FetchReach-v4", 1, 0)
+    assert env.spec.goal_reward == {"kind": "distance", "threshold": 0.05, "sparse": True}
+    env.configure(distance_threshold=0.02)
+    assert env.spec.goal_reward["threshold"] == 0.02
+    env = GymnasiumEnv("HandManipulatePen-v1", 1, 0, make_kwargs={"reward_type": "dense"})
+    assert env.spec.goal_reward == {
+        "kind": "pose", "position": True, "rotation": True, "ignore_z": True,
+        "position_threshold": 0.05, "rotation_threshold": 0.1, "sparse": False,
+    }  # fmt: skip
+    for task in ("PointMaze_UMaze-v3", "AdroitHandPen-v1"):
+        assert GymnasiumEnv(task, 1, 0).spec.goal_reward is None
+
+
+@pytest.mark.parametrize("name", ["compute_reward", "_goal_distance", "_is_success"])
+def test_a_reward_of_ones_own_is_not_taken_for_that_of_gymnasium_robotics(name):
+    pytest.importorskip("gymnasium_robotics")
+    from gymnasium_robotics.envs.shadow_dexterous_hand.manipulate_block import MujocoHandBlockEnv
+
+    def own(self, achieved, desired, info=None):
+        return np.linalg.norm(achieved - desired, axis=-1)
+
+    task = type("Own", (MujocoHandBlockEnv,), {name: own})
+    gym.register("ClawOwn-v0", task, max_episode_steps=TIME_LIMIT)
+    try:
+        env = GymnasiumEnv("ClawOwn-v0", 1, 0, make_kwargs={"target_position": "random", "target_rotation": "xyz"})
+    finally:
+        del gym.registry["ClawOwn-v0"]
+    assert env.spec.goal_reward is None
+    goals = np.zeros((2, 7))
+    if name == "compute_reward":
+        np.testing.assert_array_equal(env.compute_reward(goals, goals + [3, 4, 0, 0, 0, 0, 0]), [5, 5])
 
 
 def test_importing_the_package_imports_no_simulator():
