@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from claw_lightning.rollout.ring import (
     VECTOR_FIELDS,
     RowLayout,
 )
+
+#: Attributes of a batch that move to a device.
+TENSORS = ("rows", "next_obs", "valid", "weights", "next_images", "images")
 
 
 @dataclass
@@ -57,19 +61,28 @@ class ReplayBatch:
     images: Tensor | None = None
 
     def to(self, device: torch.device | str, **kwargs: Any) -> ReplayBatch:
-        """Copy to a device (called by Lightning)."""
-        return ReplayBatch(
-            self.rows.to(device, **kwargs),
-            self.next_obs.to(device, **kwargs),
-            self.layout,
-            self.moments,
-            self.env_steps,
-            None if self.valid is None else self.valid.to(device, **kwargs),
-            None if self.weights is None else self.weights.to(device, **kwargs),
-            self.places,
-            None if self.next_images is None else self.next_images.to(device, **kwargs),
-            None if self.images is None else self.images.to(device, **kwargs),
-        )
+        """Copy to a device (called by Lightning); the batch itself if it is there already."""
+        moved = self._map(lambda tensor: tensor.to(device, **kwargs))
+        same = all(mine is theirs for mine, theirs in zip(self.tensors(), moved.tensors(), strict=True))
+        return self if same else moved
+
+    def pin_memory(self) -> ReplayBatch:
+        """Copy in page-locked memory, from where copies to a GPU run beside what else it does."""
+        return self._map(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+
+    def record_stream(self, stream: Any) -> None:
+        """Keep the memory of all tensors until a CUDA stream has done what it was given so far, also if they go."""
+        for tensor in self.tensors():
+            tensor.record_stream(stream)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors that are there, in the order of the attributes."""
+        found = (getattr(self, name) for name in TENSORS)
+        return [tensor for tensor in found if tensor is not None]
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> ReplayBatch:
+        present = {name: getattr(self, name) for name in TENSORS}
+        return replace(self, **{name: function(each) for name, each in present.items() if each is not None})
 
     def __len__(self) -> int:
         """Number of updates U."""

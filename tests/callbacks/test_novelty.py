@@ -127,7 +127,7 @@ def test_whole_run_logs_saves_and_resumes(tmp_path, settings):
     errors = int(stored["networks"]["error_count"])
     resumed, _ = run(data={"max_env_steps": 500}, ckpt=tmp_path / "last.ckpt")
     more = int(resumed.state_dict()["networks"]["error_count"]) - errors
-    assert 0.4 * errors < more < 0.6 * errors, "100 updates, then 50; segments differ in length"
+    assert 0.9 * errors < more < 1.1 * errors, "100 updates, then 100 more; segments differ in length"
 
 
 def test_reduced_precision_of_the_trainer_leaves_it_alone():
