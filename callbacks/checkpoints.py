@@ -143,8 +143,10 @@ class RunCheckpoint(Checkpoint):
             return
         try:
             save(self.folder(trainer) / REPLAY_FOLDER)
-        except (OSError, ConfigError) as error:
-            log.error("the replay could not be stored: %s", error)
+        except OSError as error:
+            log.error("%s: %s", error.filename, error.strerror or error)
+        except ConfigError as error:
+            log.error("the replay could not be saved: %s", error)
 
     def _try_save(self, trainer: pl.Trainer, name: str) -> bool:
         """Save, or say why not: a full disk must not end a run of days."""

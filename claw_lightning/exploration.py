@@ -20,7 +20,10 @@ class Exploration:
         scale_max: of the noisiest; lanes of all workers are spread evenly between the two.
         final: factor on the noise at the end of the decay.
         decay_steps: environment steps of the linear decay from 1 to ``final``; 0: none.
-        uniform: probability of a uniform action in place of the policy's, once learning has begun.
+        uniform: share of steps with a uniform action in place of the policy's, once learning has begun.
+        uniform_steps: steps for which such an action is kept, on average (Dabney et al., Temporally-Extended
+            epsilon-Greedy Exploration, arXiv 2006.01782): a hand that is told another thing at every step hardly moves.
+            Holds for the warm-up too.
     """
 
     kind: Literal["gaussian", "ornstein_uhlenbeck", "none"] = "gaussian"
@@ -29,6 +32,7 @@ class Exploration:
     final: float = 1.0
     decay_steps: int = 0
     uniform: float = 0.0
+    uniform_steps: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
@@ -40,12 +44,14 @@ class Exploration:
         check_numbers("model.exploration", numbers, least=0.0)
         if not 0.0 <= self.uniform <= 1.0:
             raise ConfigError(f"model.exploration.uniform is {self.uniform}; it is a probability")
+        check_numbers("model.exploration", {"uniform_steps": self.uniform_steps}, least=1.0)
         if self.decay_steps < 0 or self.final < 0:
             raise ConfigError("model.exploration: decay_steps and final cannot be negative")
 
     def agent_settings(self) -> dict[str, Any]:
         """Plain settings for OptionAgent."""
-        return {"kind": self.kind, "scale_min": self.scale_min, "scale_max": self.scale_max}
+        names = ("kind", "scale_min", "scale_max", "uniform_steps")
+        return {name: getattr(self, name) for name in names}
 
     def at(self, env_steps: int, learning: bool) -> tuple[float, float]:
         """Noise multiplier and probability of a uniform action; all actions are uniform before learning begins."""

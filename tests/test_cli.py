@@ -270,7 +270,7 @@ def test_a_run_says_what_is_useful_once(capsys):
         assert noise not in out + err
     assert "val/return" in out
     folder = next(Path("runs").iterdir())
-    names = ("best.ckpt", "best.ckpt.done", "last.ckpt", "last.ckpt.done")
+    names = ("best.ckpt", "best.ckpt.done", "last.ckpt", "last.ckpt.done", "replay")
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == sorted(names)
     assert (folder / "config.yaml").is_file()
     stored = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)

@@ -81,6 +81,10 @@ class OptionAgent:
             )
             cls = {"gaussian": GaussianNoise, "ornstein_uhlenbeck": OrnsteinUhlenbeckNoise}[kind]
             self.noise = cls(num_lanes, action_size, scales, self._rng)
+        self._uniform_steps = float(settings.get("uniform_steps", 1.0))
+        #: Lanes that keep a uniform action, and these actions.
+        self._held = np.zeros(num_lanes, bool)
+        self._held_action = np.zeros((num_lanes, action_size))
         self._option = np.zeros(num_lanes, np.int32)
         self._age = np.zeros(num_lanes, np.int32)
 
@@ -182,8 +186,13 @@ class OptionAgent:
             self.noise.reset(first)
             action = action + self.noise.sample(multiplier)
         if uniform_probability > 0.0:
-            uniform = self._rng.random(self.num_lanes) < uniform_probability
-            action = np.where(uniform[:, None], self._uniform_action(action.shape), action)
+            if self._uniform_steps > 1.0:
+                self._hold(uniform_probability, first)
+                uniform, drawn_uniformly = self._held, self._held_action
+            else:
+                uniform = self._rng.random(self.num_lanes) < uniform_probability
+                drawn_uniformly = self._uniform_action(action.shape)
+            action = np.where(uniform[:, None], drawn_uniformly, action)
         if actor.kind == "categorical":
             log_prob = actor.log_prob(raw, torch.from_numpy(action)).numpy()
         else:
@@ -194,6 +203,15 @@ class OptionAgent:
             own = actor.log_prob(raw, inside).numpy() + np.log(max(1.0 - uniform_probability, 1e-30))
             log_prob = np.logaddexp(own, np.log(uniform_probability) + self._uniform_log_density)
         return action.astype(np.float32), log_prob.astype(np.float32)
+
+    def _hold(self, share: float, first: np.ndarray) -> None:
+        """Begin and end stretches of kept uniform actions, geometric in length, that take ``share`` of all steps."""
+        mean = self._uniform_steps
+        goes_on = self._held & ~first & (self._rng.random(self.num_lanes) >= 1.0 / mean)
+        begins = ~goes_on & (self._rng.random(self.num_lanes) < share / (mean * (1.0 - share) + share))
+        fresh = self._uniform_action(self._held_action.shape)
+        self._held_action = np.where(begins[:, None], fresh, self._held_action)
+        self._held = goes_on | begins
 
     def _uniform_action(self, shape: Any) -> np.ndarray:
         if self.policy.actor.kind == "categorical":

@@ -37,8 +37,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def names(folder):
-    """Checkpoints in a folder: each with a marker of its own size, and nothing else."""
-    found = sorted(p.name for p in folder.iterdir())
+    """Checkpoints in a folder: each with a marker of its own size, and nothing else but the replay."""
+    found = sorted(p.name for p in folder.iterdir() if p.name != "replay")
     kept = [name for name in found if not name.endswith(".done")]
     assert found == sorted([*kept, *(f"{name}.done" for name in kept)])
     for name in kept:

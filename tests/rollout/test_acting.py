@@ -356,3 +356,33 @@ def test_load_adopts_parameters_and_version():
     agent.load(source.policy.flatten(), 42)
     assert agent.version == 42
     np.testing.assert_array_equal(agent.act(OBS, FIRST).action, source.act(OBS, FIRST).action)
+
+
+@pytest.mark.parametrize("share, mean", [(0.2, 8.0), (0.5, 3.0), (1.0, 5.0)])
+def test_uniform_actions_are_kept_for_a_while_and_take_their_share(share, mean):
+    lanes, steps = 200, 400
+    agent = agent_of(policy={"num_options": 1}, lanes=lanes, exploration=(1.0, share))
+    agent._uniform_steps = mean
+    obs, first = np.zeros((lanes, 3), np.float32), np.ones(lanes, bool)
+    own = agent_of(policy={"num_options": 1}, lanes=1).act(obs[:1], first[:1]).action
+    taken = []
+    for _ in range(steps):
+        taken.append(agent.act(obs, first).action)
+        first = np.zeros(lanes, bool)
+    taken = np.array(taken)
+    uniform = ~np.isclose(taken, own).all(-1)
+    assert uniform.mean() == pytest.approx(share, abs=0.03)
+    changes = uniform[1:] & uniform[:-1] & (taken[1:] != taken[:-1]).any(-1)
+    begins = (uniform[1:] & ~uniform[:-1]).sum() + changes.sum()
+    assert uniform[1:].sum() / begins == pytest.approx(mean, rel=0.1)
+    assert np.abs(taken[uniform].mean(0)).max() < 0.1 and taken[uniform].std() == pytest.approx(3**-0.5, rel=0.1)
+
+
+def test_a_kept_action_ends_with_its_episode():
+    lanes = 300
+    agent = agent_of(lanes=lanes, exploration=(1.0, 0.5))
+    obs = np.zeros((lanes, 3), np.float32)
+    agent._uniform_steps, agent._held[:] = 1e9, True
+    agent._held_action[:] = 0.123
+    assert np.isclose(agent.act(obs, np.zeros(lanes, bool)).action, 0.123).all()
+    assert not np.isclose(agent.act(obs, np.ones(lanes, bool)).action, 0.123).all(-1).any()
