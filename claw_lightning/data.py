@@ -8,7 +8,9 @@ import math
 import os
 import re
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +25,15 @@ from torch.utils.data import DataLoader, IterableDataset
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.events import FILE_NAME, EventLog, Playback
-from claw_lightning.limits import MemoryEstimate, available_memory, learner_bytes, process_bytes, refuse_oversized
+from claw_lightning.limits import (
+    USABLE,
+    MemoryEstimate,
+    available_memory,
+    format_bytes,
+    learner_bytes,
+    process_bytes,
+    refuse_oversized,
+)
 from claw_lightning.logs import log_to_file, log_traceback
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
@@ -33,8 +43,10 @@ from claw_lightning.replay import Hindsight, Relabeller, ReplayBatch, ReplayMemo
 from claw_lightning.replay.episodes import EpisodeIndex
 from claw_lightning.replay.memory import Draw
 from claw_lightning.replay.minari import minari_rings
+from claw_lightning.replay.prefetch import CLOSE_SECONDS, Prefetcher, Transfer
+from claw_lightning.replay.resident import ResidentReplay, free_bytes
 from claw_lightning.replay.samplers import Places, Uniform
-from claw_lightning.replay.storage import DONE, REPLAY_FOLDER, StoredReplay, load_replay, save_replay
+from claw_lightning.replay.storage import DONE, REPLAY_FOLDER, StoredReplay, discard_replay, load_replay, save_replay
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
 from claw_lightning.rollout.control import TIMERS, Control
@@ -48,6 +60,7 @@ from claw_lightning.rollout.ring import LaneRing, RowLayout
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.001
+AHEAD_SECONDS = 0.05  # of waiting for the thread that draws ahead, between looks at the workers
 MINARI = "minari:"
 
 
@@ -133,6 +146,11 @@ class ReplayDataModule(pl.LightningDataModule):
         initial_replay: experience to start with, learned from beside the run's own as long as it lasts: a stored replay
             (such as ``runs/version_0/checkpoints/replay``) or ``minari:<data set>``.
         hindsight: give samples of goal-conditioned tasks goals that their episodes reached; None: do not.
+        prefetch: draw the next batch in a thread while this one is learned from, as soon as the rate allows it. It is
+            then drawn before this one's updates and priorities. None: where the learner runs on a GPU and workers in
+            the background, except for runs that are recorded or run again.
+        replay_device: ``cuda``, or ``cuda:<n>``: keep all rows in the learner's GPU as well and gather batches there,
+            so that each step crosses the bus once; ``cpu``: batches are gathered on the host and copied.
     """
 
     def __init__(
@@ -170,6 +188,8 @@ class ReplayDataModule(pl.LightningDataModule):
         initial_replay: str | None = None,
         image_codec: Literal["none", "zlib", "lz4"] = "none",
         image_bytes: int | None = None,
+        prefetch: bool | None = None,
+        replay_device: str = "cpu",
     ) -> None:
         super().__init__()
         if not isinstance(env, EnvConfig):
@@ -189,6 +209,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.sampler, self.hindsight = sampler or Uniform(), hindsight
         self.image_codec, self.image_bytes = image_codec, image_bytes
         self.replay_path, self.initial_replay = replay_path or None, initial_replay or None
+        self.prefetch, self.replay_device = prefetch, replay_device
         self._check()
         self.spec: EnvSpec | None = None
         self.versions: dict[str, str] = {}
@@ -209,12 +230,19 @@ class ReplayDataModule(pl.LightningDataModule):
         self._restored_steps = 0
         self._sampler_state: dict[str, Any] | None = None
         self._stored: StoredReplay | None = None
+        self._run_id = uuid.uuid4().hex  # by which checkpoints and the replay beside them know each other
+        self._is_resumed = False
+        self._reward_env: VectorEnv | None = None
         self._closed = False
         self._segment_length = 1
         self._local: tuple[Collector, Control] | None = None
         self._local_evaluator: Any = None
         self._events: EventLog | None = None
         self._playback: Playback | None = None
+        self._prefetcher: Prefetcher[tuple[ReplayBatch, Any]] | None = None
+        self._transfer: Transfer | None = None
+        #: Held by draws, and by whoever else touches what they use: sampler and hindsight.
+        self._drawing = threading.Lock()
         #: Settings of running simulators that were changed, by their mode.
         self._configured: dict[str, dict[str, Any]] = {"collect": {}, "evaluate": {}}
 
@@ -238,6 +266,9 @@ class ReplayDataModule(pl.LightningDataModule):
         check_numbers("data", {name: getattr(self, name) for name in positive_numbers}, above=0.0)
         self._check_supervision()
         self._check_images()
+        self._check_prefetch()
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.replay_device):
+            raise ConfigError(f"data.replay_device is '{self.replay_device}'; use cpu, cuda or cuda:<number>")
         if self.samples_per_insert < 1e-6:
             raise ConfigError(f"data.samples_per_insert is {self.samples_per_insert}; it must be at least 1e-6")
         if self.batch_size > self.capacity:
@@ -283,6 +314,21 @@ class ReplayDataModule(pl.LightningDataModule):
             raise ConfigError(
                 f"data.image_bytes ({self.image_bytes}) does nothing with data.image_codec 'none'; use zlib or lz4"
             )
+
+    def _check_prefetch(self) -> None:
+        if not self.prefetch:
+            return
+        others = {
+            "data.mode lockstep": self.mode == "lockstep",
+            "data.record_events": self.record_events,
+            "data.replay_events": self.replay_events,
+        }
+        for name, is_set in others.items():
+            if is_set:
+                raise ConfigError(
+                    f"data.prefetch does not go with {name}: such runs repeat by the order of draws and updates; set "
+                    "data.prefetch false"
+                )
 
     def _check_supervision(self) -> None:
         for name, seconds in self.deadlines.items():
@@ -343,13 +389,21 @@ class ReplayDataModule(pl.LightningDataModule):
     @property
     def finished(self) -> bool:
         """Whether ``max_env_steps`` have been collected and learned from."""
-        return self.limiter.finished
+        return self.limiter.finished and self._samples_ahead == 0
+
+    @property
+    def _samples_ahead(self) -> int:
+        """Samples that were drawn, and counted, but not handed out."""
+        is_pending = self._prefetcher is not None and self._prefetcher.pending
+        return self.limiter.request if is_pending else 0
 
     # -- Lightning hooks ----------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Learn the task's sizes from a short-lived worker, and share out the cores."""
         log_to_file(self.log_path("learner"))
+        if stage == "fit" and self.replay_device != "cpu" and not torch.cuda.is_available():
+            raise ConfigError(f"data.replay_device is '{self.replay_device}', but torch finds no GPU here; use cpu")
         if stage == "fit" and self.replay_events is not None and self._playback is None:
             self._playback = Playback(Path(self.replay_events))
         if self.spec is None:
@@ -404,9 +458,20 @@ class ReplayDataModule(pl.LightningDataModule):
         if layout.has_arena:
             with simulator_errors():
                 make_codec(layout.image_codec, layout.image_size)  # here too, not only in the workers
+            if self.replay_device != "cpu":
+                raise ConfigError(
+                    f"data.replay_device '{self.replay_device}' keeps images as they are, not by data.image_codec "
+                    f"'{self.image_codec}'; set that to none, or data.replay_device to cpu"
+                )
         replay = self.num_workers * LaneRing.bytes_needed(layout, self.ring_steps, self.envs_per_worker)
         index = self.sampler.bytes_per_row + (EpisodeIndex.bytes_per_row if self.hindsight is not None else 0)
+        if self.replay_device != "cpu":
+            index += 8 if layout.has_finals else 4  # flags of the mirrored rows
+        if self.replay_path is not None:
+            replay = 0  # the disk's, which is asked when the files are made
         replay += int(index * self.ring_steps * self.lanes)
+        if self.initial_replay is not None and not self.initial_replay.startswith(MINARI):
+            replay += self._initial().stored * layout.row_bytes
         pixels = layout.image_size * (2 if layout.has_arena else 1)  # besides those in the rows
         batch = self.updates_per_step * self.batch_size * (layout.row_bytes + 4 * layout.obs_size + pixels)
         has_processes = self.mode == "overlapped"
@@ -446,26 +511,38 @@ class ReplayDataModule(pl.LightningDataModule):
         return DataLoader([self.eval_seed + 1], batch_size=None, num_workers=0)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and episode statistics. Experience itself is not stored: a resumed run fills its memory anew."""
+        """Counters, episode statistics, what the sampler knows. Experience lies beside the checkpoint."""
+        limiter = self.limiter.state_dict()
+        limiter["sampled"] -= self._samples_ahead  # a resumed run does not have that batch
+        # A checkpoint is written all the same where a draw does not come to its end.
+        is_held = self._drawing.acquire(timeout=CLOSE_SECONDS)
+        try:
+            sampler = self.sampler.state_dict()
+        finally:
+            if is_held:
+                self._drawing.release()
         return {
-            "limiter": self.limiter.state_dict(),
+            "limiter": limiter,
             "episodes": self.episodes.state_dict(),
-            "sampler": {type(self.sampler).__name__: self.sampler.state_dict()},
+            "sampler": {type(self.sampler).__name__: sampler},
+            "run": self._run_id,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`.
 
-        Experience comes from the folder ``replay`` beside the checkpoint. Where there is none, the stream refills to
-        the warm-up size before the first update.
+        Experience comes from the folder ``replay`` beside the checkpoint. Where there is none, or less than a
+        warm-up's, the stream refills to the warm-up size before the first update.
         """
+        self._is_resumed = True
+        self._run_id = state.get("run", self._run_id)
         self._stored = self._replay_beside_checkpoint()
-        refill = self.limiter.warmup if self._stored is None else 0
+        refill = max(0, self.limiter.warmup - (0 if self._stored is None else self._stored.stored))
         self.limiter.load_state_dict(state["limiter"])
         self._restored_steps = self.limiter.inserted
         # The steps that refill the memory are not owed to the learner: no burst of updates after a resume. A run that
         # was stopped while it filled its memory (negative error) does not wait for what it still lacked as well.
-        if self._stored is None:
+        if refill:
             self.limiter.warmup += refill + min(0, int(self.limiter.error / self.limiter.samples_per_insert))
         self.episodes.load_state_dict(state["episodes"])
         self._sampler_state = state.get("sampler", {}).get(type(self.sampler).__name__)  # another one begins anew
@@ -475,7 +552,14 @@ class ReplayDataModule(pl.LightningDataModule):
         if trainer is None or trainer.state.fn != "fit" or not trainer.ckpt_path:
             return None
         folder = Path(trainer.ckpt_path).parent / REPLAY_FOLDER
-        return load_replay(folder) if (folder / DONE).is_file() else None
+        if not (folder / DONE).is_file():
+            log.info("no replay lies beside %s: the memory is filled anew before learning goes on", trainer.ckpt_path)
+            return None
+        stored = load_replay(folder)
+        if stored.run != self._run_id:
+            log.warning("%s is the replay of another run than %s: the memory is filled anew", folder, trainer.ckpt_path)
+            return None
+        return stored
 
     def teardown(self, stage: str) -> None:
         """Close the workers (normal end)."""
@@ -497,6 +581,10 @@ class ReplayDataModule(pl.LightningDataModule):
         for pool in (self.pool, self._evaluator):
             if pool is not None:
                 pool.close()
+        if self._prefetcher is not None:
+            self.limiter.sampled -= self._samples_ahead
+            self._prefetcher.close()
+            self._prefetcher = None
         self._closed = self.memory is not None
         self._evaluator = None
         if self._events is not None:
@@ -507,6 +595,9 @@ class ReplayDataModule(pl.LightningDataModule):
             self._playback.close()
         if self._local is not None:
             self._local[0].env.close()
+        if self._reward_env is not None:
+            self._reward_env.close()
+            self._reward_env = None
         if self._local_evaluator is not None:
             self._local_evaluator[0].close()
         self._local = self._local_evaluator = None
@@ -554,12 +645,24 @@ class ReplayDataModule(pl.LightningDataModule):
         count, lanes = (1, self.lanes) if self.mode == "lockstep" else (self.num_workers, self.envs_per_worker)
         self._check_sampler(module)
         rings = self._make_rings(layout, count, lanes)
-        restored = self._restore_replay(rings)
-        past = [*restored, *self._open_past(layout)]
+        self._restore_replay(rings)
+        past = self._open_past(layout)
         relabeller = self._relabeller([*rings, *past])
+        device = self._mirror_device(module.device)
+        self._check_device_memory(device, [*rings, *past])
         self.memory = ReplayMemory(
-            rings, self.seed, self.sampler, relabeller, module.settings.num_options, past, len(restored)
+            rings,
+            self.seed,
+            self.sampler,
+            relabeller,
+            module.settings.num_options,
+            past,
+            len(past) if self._is_resumed else 0,
+            device,
         )
+        if self._prefetches(module.device):
+            self._prefetcher = Prefetcher(self._draw)
+            self._transfer = Transfer(module.device) if module.device.type == "cuda" else None
         self._restored_steps -= self.memory.inserted  # those are counted by the rings again
         self.memory.steps_before = self._restored_steps
         if self._sampler_state is not None:
@@ -597,12 +700,39 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.record_events:
             self._events = EventLog(self.run_folder / FILE_NAME)
             self._events.write("run", settings=self._identity())
+            self._events.begin(self.memory.rings)
         self.pool = WorkerPool(
             workers, self._on_message, self._failure_policy(), lambda: self._published, self.pull_every, self._on_event
         )
         log.info("starting %d worker(s); logs: %s", len(workers), self.log_path("worker_*"))
         self.pool.start(wait=False)
         self.regulate()
+
+    def _mirror_device(self, learner: torch.device) -> torch.device | None:
+        """Where the rows are kept once more; None: nowhere."""
+        if self.replay_device == "cpu":
+            return None
+        device = learner if self.replay_device == "cuda" else torch.device(self.replay_device)
+        if device != learner or device.type != "cuda":
+            raise ConfigError(
+                f"data.replay_device is '{self.replay_device}', but the learner runs on {learner}; set it to cuda (the "
+                "learner's own) with trainer.accelerator gpu, or to cpu"
+            )
+        return device
+
+    def _check_device_memory(self, device: torch.device | None, rings: list[LaneRing]) -> None:
+        free, needed = None if device is None else free_bytes(device), ResidentReplay.bytes_needed(rings)
+        if free is not None and needed > USABLE * free:
+            raise ConfigError(
+                f"data.capacity ({self.capacity:,} steps) needs {format_bytes(needed)} on data.replay_device {device}, "
+                f"of which {format_bytes(free)} are free; lower it, or set data.replay_device cpu"
+            )
+
+    def _prefetches(self, learner: torch.device) -> bool:
+        if self.prefetch is not None:
+            return self.prefetch
+        repeats = self.record_events or self.replay_events is not None
+        return learner.type == "cuda" and self.mode == "overlapped" and not repeats
 
     def _make_rings(self, layout: RowLayout, count: int, lanes: int) -> list[LaneRing]:
         if self.replay_path is None:
@@ -616,23 +746,34 @@ class ReplayDataModule(pl.LightningDataModule):
             reason = str(error) if error.strerror is None or error.filename is None else error.strerror
             raise ConfigError(f"data.replay_path: no rings can be made in {folder} ({reason})") from error
 
-    def _restore_replay(self, rings: list[LaneRing]) -> list[LaneRing]:
-        """Fill the rings with what was stored beside the checkpoint; where they have other shapes now, it is past."""
+    def _restore_replay(self, rings: list[LaneRing]) -> None:
+        """Fill the rings with what was stored beside the checkpoint."""
         if self._stored is None:
-            return []
+            return
         started = time.perf_counter()
         shapes = [(ring.num_steps, ring.num_lanes) for ring in rings]
-        if [(ring.num_steps, ring.num_lanes) for ring in self._stored.rings] == shapes:
-            self._stored.restore(rings)
-            past = []
-        else:
-            self._stored.check_fits(rings[0].layout)
-            past = self._stored.open_rings(self.capacity)
+        try:
+            if [(ring.num_steps, ring.num_lanes) for ring in self._stored.rings] == shapes:
+                self._stored.restore(rings)
+            else:
+                self._stored.deal(rings)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; without {self._stored.folder} the memory is filled anew") from error
+        for ring in rings:  # a replay may be newer than the checkpoint, but its policies are not of the future
+            versions = ring.layout.view(ring.rows, "version")
+            np.minimum(versions, self._updates(), out=versions)
         log.info(
             "%d steps restored from %s in %.1f s", self._stored.stored, self._stored.folder,
             time.perf_counter() - started,
         )  # fmt: skip
-        return past
+
+    def _initial(self) -> StoredReplay:
+        try:
+            return load_replay(self.initial_replay or "")
+        except ConfigError as error:
+            inside = Path(self.initial_replay or "") / "checkpoints" / REPLAY_FOLDER
+            cure = f"; did you mean {inside}?" if inside.is_dir() else ""
+            raise ConfigError(f"data.initial_replay: {error}{cure}") from error
 
     def _open_past(self, layout: RowLayout) -> list[LaneRing]:
         """Rings of other runs' experience, or of a data set."""
@@ -640,11 +781,16 @@ class ReplayDataModule(pl.LightningDataModule):
             return []
         assert self.spec is not None
         if self.initial_replay.startswith(MINARI):
-            rings = minari_rings(self.initial_replay.removeprefix(MINARI), self.spec, layout)
+            try:
+                rings = minari_rings(self.initial_replay.removeprefix(MINARI), self.spec, layout)
+            except ConfigError as error:
+                raise ConfigError(f"data.initial_replay: {error}") from error
         else:
-            stored = load_replay(self.initial_replay)
+            stored = self._initial()
             stored.check_fits(layout)
             rings = stored.open_rings()
+        for ring in rings:
+            ring.layout.view(ring.rows, "version")[:] = 0  # other policies than this run's: as old as can be
         rows = sum(ring.head * ring.num_lanes for ring in rings)
         log.info("starting with %d steps of %s", rows, self.initial_replay)
         return rings
@@ -657,8 +803,21 @@ class ReplayDataModule(pl.LightningDataModule):
         Raises:
             OSError: the disk is full, or nothing can be written there.
         """
-        if self.memory is not None and self.memory.inserted > 0 and not self.memory.layout.has_arena:
-            save_replay(self.memory.written, folder)
+        memory = self.memory
+        if memory is None or memory.inserted == 0 or memory.layout.has_arena:
+            return
+        if (folder / DONE).is_file() and not self._is_ours(folder, memory.written):
+            discard_replay(folder)  # as this run's checkpoint takes the place of the other one
+        save_replay(memory.written, folder, run=self._run_id)
+
+    def _is_ours(self, folder: Path, rings: list[LaneRing]) -> bool:
+        """Whether a folder holds an earlier save of these rings."""
+        try:
+            stored = load_replay(folder)
+            stored.check_same(rings)
+        except ConfigError:
+            return False
+        return stored.run == self._run_id
 
     def _check_sampler(self, module: Any) -> None:
         """Refuse a sampler that gives what is not used, or wants what nobody gives."""
@@ -680,6 +839,12 @@ class ReplayDataModule(pl.LightningDataModule):
         assert self.spec is not None
         return Relabeller(self.hindsight, self.spec, self._goal_reward(self.spec), rings)
 
+    def _check_goal_reward(self, memory: ReplayMemory, relabeller: Relabeller) -> None:
+        """Hold the goal reward against what is stored, where it must agree: not with rows of changed settings."""
+        if not self._is_resumed and not self._configured["collect"]:
+            relabeller.check_reward(memory.written, "the simulator")
+            relabeller.check_reward(memory.rings[len(memory.written) :], "data.initial_replay")
+
     def _goal_reward(self, spec: EnvSpec) -> GoalReward:
         """The task's own reward: as its adapter describes it, else by a simulator in this process."""
         if spec.goal_reward is not None:
@@ -687,7 +852,9 @@ class ReplayDataModule(pl.LightningDataModule):
                 return goal_reward(spec.goal_reward)
         if spec.achieved_goal is None:
             return lambda achieved, desired: achieved[..., 0]  # refused by whoever asked
-        env = self._make_local_env(1, self.seed)
+        if self._reward_env is None:
+            self._reward_env = self._make_local_env(1, self.seed, "collect")
+        env = self._reward_env
         with simulator_errors():
             goals = np.zeros((1, spec.achieved_goal[1] - spec.achieved_goal[0]), np.float32)
             env.compute_reward(goals, goals)
@@ -697,7 +864,9 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def update_priorities(self, places: Places, errors: torch.Tensor) -> None:
         """Tell the sampler absolute TD errors [U, B] of a batch's samples."""
-        self.sampler.update(places, errors.detach().float().flatten().cpu().numpy())
+        values = errors.detach().float().flatten().cpu().numpy()
+        with self._drawing:
+            self.sampler.update(places, values)
 
     def _failure_policy(self) -> FailurePolicy:
         return FailurePolicy(
@@ -717,6 +886,8 @@ class ReplayDataModule(pl.LightningDataModule):
         found = {f"data.{name}": getattr(self, name) for name in names} | {"data.env": asdict(self.env)}
         found["data.sampler"] = _plain(self.sampler)
         found["data.hindsight"] = self.hindsight and asdict(self.hindsight)
+        found["data.initial_replay"] = self.initial_replay
+        found["restored steps"] = 0 if self._stored is None else self._stored.stored
         module: Any = self.trainer.lightning_module  # type: ignore[union-attr]
         found |= {f"model.{name}": value for name, value in module.hparams.items()}
         found |= {"trainer.precision": str(self.trainer.precision), "updates": self._updates()}  # type: ignore[union-attr]
@@ -805,6 +976,9 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def _change_goal_reward(self, settings: dict[str, Any]) -> None:
         """Relabelled rewards are those of the changed task from now on."""
+        if self._reward_env is not None:
+            with simulator_errors():
+                self._reward_env.configure(**settings)
         if self.hindsight is None or self.spec is None or self.spec.goal_reward is None:
             return
         reward = dict(self.spec.goal_reward)
@@ -819,7 +993,9 @@ class ReplayDataModule(pl.LightningDataModule):
         if reward != self.spec.goal_reward:
             self.spec = replace(self.spec, goal_reward=reward)
             if self.memory is not None and self.memory.relabeller is not None:
-                self.memory.relabeller.reward = self._goal_reward(self.spec)
+                function = self._goal_reward(self.spec)
+                with self._drawing:
+                    self.memory.relabeller.reward = function
 
     def _configure(self, mode: str, env: VectorEnv | None, pool: WorkerPool | None, settings: dict[str, Any]) -> None:
         if env is not None:
@@ -877,12 +1053,19 @@ class ReplayDataModule(pl.LightningDataModule):
         if self._playback is not None:
             return self._recorded_batch(self.memory, self._playback)
         started = time.perf_counter()
+        drawn: tuple[ReplayBatch, Any] | None = None
         while True:
             self.regulate()
             if self.finished or self.stop_requested():
                 assert self.trainer is not None
                 self.trainer.should_stop = True
                 return None
+            if self._prefetcher is not None and self._prefetcher.pending:
+                drawn = self._prefetcher.take(AHEAD_SECONDS)
+                if drawn is not None:
+                    break
+                self.supervise()
+                continue
             if self.limiter.can_sample and self.memory.stored > 0:
                 break
             if self._local is not None:
@@ -895,21 +1078,41 @@ class ReplayDataModule(pl.LightningDataModule):
         self.learner_wait += time.perf_counter() - started
         if self.pool is not None:
             self.pool.poll()
-        batch = self._sample(self.memory)
+        batch = self._sample(self.memory) if drawn is None else self._received(drawn)
         if self._events is not None:
             assert self.memory.last_draw is not None
             self._events.draw(self.memory.rings, self.memory.last_draw, self._updates())
         self.regulate()
+        if self._prefetcher is not None and self.limiter.can_sample:
+            self.memory.updates = self._updates()
+            self._prefetcher.request()
+            self.limiter.sampled += self.limiter.request
+            self.regulate()
         return batch
 
     def _sample(self, memory: ReplayMemory, script: Draw | None = None) -> ReplayBatch:
         if memory.relabeller is not None and memory.last_draw is None:
-            memory.relabeller.check_reward()
+            self._check_goal_reward(memory, memory.relabeller)
         memory.updates = self._updates()
-        batch = memory.sample(self.updates_per_step, self.batch_size, self._segment_length, script)
+        batch = self._received(self._draw(script))
+        self.limiter.sampled += self.limiter.request
+        return batch
+
+    def _draw(self, script: Draw | None = None) -> tuple[ReplayBatch, Any]:
+        """A batch and, where it is on its way to a GPU, the event that ends that. In whichever thread."""
+        memory = self.memory
+        assert memory is not None
+        with self._drawing:
+            if self._transfer is None:
+                return memory.sample(self.updates_per_step, self.batch_size, self._segment_length, script), None
+            return self._transfer.send(
+                lambda: memory.sample(self.updates_per_step, self.batch_size, self._segment_length, script)
+            )
+
+    def _received(self, drawn: tuple[ReplayBatch, Any]) -> ReplayBatch:
+        batch = drawn[0] if self._transfer is None else self._transfer.receive(*drawn)
         batch.env_steps += self._restored_steps
         self.limiter.inserted = batch.env_steps
-        self.limiter.sampled += self.updates_per_step * self.batch_size
         return batch
 
     def _recorded_batch(self, memory: ReplayMemory, playback: Playback) -> ReplayBatch | None:
@@ -939,7 +1142,8 @@ class ReplayDataModule(pl.LightningDataModule):
         metrics["rate/samples_per_insert"] = self.limiter.achieved
         if self.memory is not None:
             metrics["replay/steps"] = float(self.memory.stored)
-            metrics.update(self.sampler.metrics())
+            with self._drawing:
+                metrics.update(self.sampler.metrics())
         metrics["replay/quarantined"] = float(self.quarantined)
         now, timers = time.perf_counter(), self.timers()
         then, waited, before = self._mark

@@ -73,6 +73,10 @@ class EventLog:
             log.error("%s: no further events are recorded (%s)", self.path, error.strerror)
             self.close()
 
+    def begin(self, rings: list[LaneRing]) -> None:
+        """Steps that the rings hold already are no part of the recorded run. To be called before workers start."""
+        self._seen, self._versions = [ring.head for ring in rings], [None] * len(rings)
+
     def draw(self, rings: list[LaneRing], draw: Draw, updates: int) -> None:
         """Append what was visible at a draw."""
         heads = [int(head) for head in draw.heads]

@@ -7,6 +7,7 @@ import os
 import signal
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 
@@ -194,7 +195,7 @@ def test_resumed_run_refills_and_continues_counters_and_versions(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, {"capacity": 3000}, {"envs_per_worker": 2}])
 def test_resumed_run_has_its_experience_again(tmp_path, changes):
-    """In rings of the same shapes, or beside new ones; it learns on at once and owes nothing."""
+    """In rings of the same shapes or of others; it learns on at once and owes nothing."""
     keep, journal = RunCheckpoint(dirpath=str(tmp_path)), Journal()
     settings = {"enable_checkpointing": True}
     _, _, before = fit_lockstep(tmp_path, callbacks=[keep], limit_val_batches=0, **settings)
@@ -205,11 +206,72 @@ def test_resumed_run_has_its_experience_again(tmp_path, changes):
     assert journal.steps[0][1] == 100 and 300 <= journal.steps[0][0] <= 304
     assert (data.env_steps, resumed.updates, trainer.global_step) == (500, 200, 100)
     assert resumed.moments.count == 500 and data.limiter.achieved == pytest.approx(8.0, rel=0.4)
-    old, new = before.memory.rings[0], data.memory.rings[-1 if changes else 0]
-    taken = old.rows[: old.head] if not changes else old.rows[: old.head, :, : old.layout.fields["flags"][0]]
-    kept = new.rows[: old.head, :, : taken.shape[2]]
-    assert (taken.view("i4") == kept.view("i4")).all()
-    assert len(data.memory.rings) == (2 if changes else 1)
+    [old], [new] = before.memory.rings, data.memory.rings
+    start, stop = old.layout.fields["obs"][0], old.layout.fields["flags"][0]
+    lanes = [old.rows[: old.head, lane, start:stop] for lane in range(old.num_lanes)]
+    if changes.get("envs_per_worker"):  # lanes behind one another, each with a border behind it
+        gap = np.zeros((1, stop - start), np.float32)
+        lanes = [np.concatenate([lanes[lane], gap, lanes[lane + 2]]) for lane in range(2)]
+    for lane, rows in enumerate(lanes):
+        assert (new.rows[: len(rows), lane, start:stop].view("i4") == rows.view("i4")).all()
+
+
+def test_a_resume_of_a_resume_with_other_lanes_loses_nothing(tmp_path):
+    keep, settings = RunCheckpoint(dirpath=str(tmp_path)), {"enable_checkpointing": True, "limit_val_batches": 0}
+    fit_lockstep(tmp_path, callbacks=[keep], **settings)
+    last = tmp_path / "last.ckpt"
+    for steps, lanes in ((400, 2), (500, 4)):
+        _, _, data = fit_lockstep(tmp_path, callbacks=[keep], ckpt=last, **settings,
+                                  data={"max_env_steps": steps, "envs_per_worker": lanes})  # fmt: skip
+        assert data.env_steps == steps and data.memory.stored > 0.97 * steps - 10
+        assert len(data.memory.rings) == 1
+
+
+def test_a_replay_of_another_run_is_not_taken_for_ones_own(tmp_path, caplog):
+    keep, settings = RunCheckpoint(dirpath=str(tmp_path)), {"enable_checkpointing": True, "limit_val_batches": 0}
+    fit_lockstep(tmp_path, callbacks=[keep], **settings)
+    stale = [RunCheckpoint(dirpath=str(tmp_path), replay=False)]
+    fit_lockstep(tmp_path, seed=1, callbacks=stale, **settings)  # its checkpoint lies beside the first run's replay
+    with caplog.at_level("WARNING"):
+        _, _, data = fit_lockstep(tmp_path, ckpt=tmp_path / "last.ckpt", data={"max_env_steps": 500}, **settings)
+    assert "is the replay of another run" in caplog.text
+    assert data.memory.inserted == 200
+    # A run that stores its own in that folder takes the place of the other one, as its checkpoint does.
+    fit_lockstep(tmp_path, seed=2, callbacks=[keep], data={"envs_per_worker": 2}, **settings)
+    _, _, data = fit_lockstep(tmp_path, ckpt=tmp_path / "last.ckpt", data={"max_env_steps": 500, "envs_per_worker": 2},
+                              **settings)  # fmt: skip
+    assert data.memory.inserted == 500
+
+
+def test_steps_that_are_newer_than_the_checkpoint_are_of_no_later_policy(tmp_path):
+    keep, settings = RunCheckpoint(dirpath=str(tmp_path)), {"enable_checkpointing": True, "limit_val_batches": 0}
+    fit_lockstep(tmp_path, callbacks=[keep], data={"max_env_steps": 200}, **settings)
+    early = (tmp_path / "last.ckpt").read_bytes()
+    fit_lockstep(tmp_path, callbacks=[keep], ckpt=tmp_path / "last.ckpt", data={"max_env_steps": 400}, **settings)
+    (tmp_path / "early.ckpt").write_bytes(early)  # as best.ckpt may be older than the replay
+    journal = Journal()
+    _, module, data = fit_lockstep(tmp_path, callbacks=[journal], ckpt=tmp_path / "early.ckpt", limit_val_batches=0,
+                                   data={"max_env_steps": 300})  # fmt: skip
+    assert journal.steps[0] == (200, 50) or journal.steps[0][1] == 50
+    assert max(journal.versions[:1]) <= 50 and data.env_steps == 300
+
+
+def test_a_replay_in_files_may_be_larger_than_memory(monkeypatch, tmp_path):
+    monkeypatch.setattr(data_room, "available_memory", lambda: 2_000_000)
+    with pytest.raises(ConfigError, match="data.capacity"):
+        make_data(capacity=200_000).setup("fit")
+    make_data(capacity=200_000, replay_path=str(tmp_path)).setup("fit")
+
+
+def test_the_normaliser_counts_initial_experience_once(tmp_path):
+    keep, settings = RunCheckpoint(dirpath=str(tmp_path / "b")), {"enable_checkpointing": True, "limit_val_batches": 0}
+    fit_lockstep(tmp_path, callbacks=[RunCheckpoint(dirpath=str(tmp_path / "a"))], **settings)
+    initial = {"initial_replay": str(tmp_path / "a" / "replay")}
+    _, first, _ = fit_lockstep(tmp_path, callbacks=[keep], data={**initial, "max_env_steps": 200}, **settings)
+    _, second, _ = fit_lockstep(
+        tmp_path, ckpt=tmp_path / "b/last.ckpt", data={**initial, "max_env_steps": 300}, **settings
+    )
+    assert float(second.moments.count) == float(first.moments.count) + 100
 
 
 def test_a_stored_replay_that_was_cut_is_an_error_of_one_line(tmp_path):
@@ -345,11 +407,11 @@ def test_simulators_are_never_built_from_plain_dictionaries():
 
 
 @pytest.mark.slow
-def test_overlapped_run_and_evaluation_in_processes_of_their_own(tmp_path):
+@pytest.mark.parametrize("prefetch", [None, True])
+def test_overlapped_run_and_evaluation_in_processes_of_their_own(tmp_path, prefetch):
     journal = Journal()
-    trainer, module, data = fit_lockstep(
-        tmp_path, callbacks=[journal], data={"mode": "overlapped", "num_workers": 2, "envs_per_worker": 2}
-    )
+    data = {"mode": "overlapped", "num_workers": 2, "envs_per_worker": 2, "prefetch": prefetch}
+    trainer, module, data = fit_lockstep(tmp_path, callbacks=[journal], data=data)
     assert data.env_steps == 300 and module.updates == 100
     assert journal.validations == [(300, 100)]
     assert float(trainer.callback_metrics["val/length"]) == 200.0

@@ -162,7 +162,8 @@ def test_a_run_with_failures_is_run_again_to_the_bit(tmp_path, monkeypatch):
     _, recorded, _ = fit_lockstep(tmp_path, 3, [Trouble()], data={**data, "record_events": True}, **settings)
     log = tmp_path / "events.jsonl"
     kinds = [event["event"] for event in events(log)]
-    assert kinds.count("failure") == 2 and kinds.count("configured") >= 2 and kinds[-1] == "end"
+    # A worker that is killed before it has taken the settings over does not say so; its successor starts with them.
+    assert kinds.count("failure") == 2 and kinds.count("configured") >= 1 and kinds[-1] == "end"
     starts = [event["generation"] for event in events(log) if event["event"] == "start"]
     assert sorted(starts) == [0, 0, 1, 1] and SEED_STRIDE > 0
 

@@ -82,7 +82,8 @@ class ReplayBatch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> ReplayBatch:
         present = {name: getattr(self, name) for name in TENSORS}
-        return replace(self, **{name: function(each) for name, each in present.items() if each is not None})
+        changed: dict[str, Any] = {name: function(each) for name, each in present.items() if each is not None}
+        return replace(self, **changed)
 
     def __len__(self) -> int:
         """Number of updates U."""

@@ -16,7 +16,7 @@ from claw_lightning.replay.episodes import EpisodeIndex
 from claw_lightning.replay.samplers import Arrivals
 from claw_lightning.rollout.envs.base import GOAL_IN_NEXT_OBS, EnvSpec
 from claw_lightning.rollout.goals import GoalReward
-from claw_lightning.rollout.ring import HAS_FINAL, LaneRing, usable
+from claw_lightning.rollout.ring import FIRST, HAS_FINAL, LaneRing, usable
 
 
 @dataclass
@@ -70,22 +70,27 @@ class Relabeller:
         self.hindsight, self.spec, self.reward, self.rings = hindsight, spec, reward, list(rings)
         self.achieved, self.desired = slice(*spec.achieved_goal), slice(*spec.desired_goal)
         self.episodes = EpisodeIndex(rings)
+        #: Of each ring, [T, N] int32: what :meth:`choose` looks at. A memory that draws from mirrors puts theirs here.
+        self.flags = [ring.layout.view(ring.rows, "flags") for ring in self.rings]
 
     def follow(self, arrivals: Arrivals) -> None:
         """Take note of new rows."""
         self.episodes.follow(arrivals)
 
-    def check_reward(self, max_steps: int = 64) -> None:
-        """Hold the reward against those that the simulator gave, on the first stored steps.
+    def check_reward(self, rings: Sequence[LaneRing], whose: str, max_steps: int = 64) -> None:
+        """Hold the reward against those of the first steps that these rings store.
 
         Here it matters where the goal that a reward refers to is shown.
+
+        Args:
+            whose: whose rewards they are, for the message.
 
         Raises:
             ConfigError: more than one in fifty differs, as where the task's reward has terms besides the goal.
         """
         wrong = seen = 0
         example = ""
-        for ring in self.rings:
+        for ring in rings:
             first, last = ring.readable()
             steps = np.arange(first, min(last, first + max_steps))
             rows, after = (ring.rows[t % ring.num_steps] for t in (steps, steps + 1))
@@ -96,16 +101,16 @@ class Relabeller:
             given = view(rows, "reward")[fine]
             achieved, desired = view(after, "obs")[fine][:, self.achieved], view(shown, "obs")[fine][:, self.desired]
             expected = self.reward(achieved, desired)
-            differs = np.abs(given - expected) > 1e-3 * (1.0 + np.abs(given))
+            differs = ~(np.abs(given - expected) <= 1e-3 * (1.0 + np.abs(given)))  # also where it is no number
             if differs.any():
                 index = int(differs.argmax())
                 example = f"{given[index]:.4g} where it should be {expected[index]:.4g}"
             wrong, seen = wrong + int(differs.sum()), seen + len(given)
         if wrong > seen / 50:
             raise ConfigError(
-                f"data.hindsight: {wrong} of {seen} rewards of task {self.spec.task} differ from its goal reward (such "
-                f"as {example}): a reward with further terms cannot be relabelled; set data.hindsight null, or mend "
-                "compute_reward or goal_reward of the adapter"
+                f"data.hindsight: {wrong} of {seen} rewards of {whose} differ from the goal reward of task "
+                f"{self.spec.task} (such as {example}): a reward with further terms cannot be relabelled; set "
+                "data.hindsight null, or mend compute_reward or goal_reward of the adapter"
             )
 
     def choose(
@@ -126,15 +131,27 @@ class Relabeller:
         first = np.maximum(begin, oldest) if self.hindsight.strategy == "episode" else steps
         if self.hindsight.strategy == "final":
             first = end
-        index = np.flatnonzero(wanted & known)
+        index = np.flatnonzero(wanted & known & ~self._ends_unseen(ring, steps, lanes))
         first, end = first[index], end[index]
         return index, first + (fraction[index] * (end - first + 1)).astype(np.int64)
+
+    def _ends_unseen(self, ring_index: int, steps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Which samples [M] end their episode without its last observation, as before a worker's restart.
+
+        Nothing is known then of what they achieved.
+        """
+        ring, flags = self.rings[ring_index], self.flags[ring_index]
+        following = flags[(steps + 1) % ring.num_steps, lanes]
+        return ((following & FIRST) != 0) & ((flags[steps % ring.num_steps, lanes] & HAS_FINAL) == 0)
 
     def goals(self, ring_index: int, steps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Goals achieved by steps [m]: those of their true next observations, [m, G]."""
         ring, layout = self.rings[ring_index], self.rings[ring_index].layout
         obs = layout.view(ring.rows, "obs")
-        goals = obs[(steps + 1) % ring.num_steps, lanes, self.achieved]
+        after = (steps + 1) % ring.num_steps
+        goals = obs[after, lanes, self.achieved]
+        # What follows the end of an episode that a restart cut off is the next one's beginning.
+        is_next_episode = (layout.view(ring.rows, "flags")[after, lanes] & FIRST) != 0
         if layout.has_finals:
             slots = steps % ring.num_steps
             final = (layout.view(ring.rows, "flags")[slots, lanes] & HAS_FINAL) != 0
@@ -142,6 +159,8 @@ class Relabeller:
             goals[final] = ring.finals[index[final] % ring.num_finals, self.achieved]
             # An entry that was overwritten is of a later episode: a goal all the same, but not one of this episode.
             goals[final & ~ring.finals_intact(index)] = np.nan
+            is_next_episode &= ~final
+        goals[is_next_episode] = np.nan
         return goals
 
     def apply(self, ring: int, index: np.ndarray, goals: np.ndarray, rows: np.ndarray, next_obs: np.ndarray) -> None:

@@ -16,20 +16,11 @@ from torch import Tensor
 
 from claw_lightning.replay.batch import ReplayBatch
 from claw_lightning.replay.hindsight import Relabeller
+from claw_lightning.replay.resident import ResidentReplay
 from claw_lightning.replay.samplers import Arrivals, Places, Sampler, Stored, Uniform
+from claw_lightning.replay.segments import Segments, connected
 from claw_lightning.rollout.normalizer import Moments, RunningMoments, batch_moments
-from claw_lightning.rollout.ring import (
-    FIRST,
-    HAS_FINAL,
-    QUARANTINED,
-    SWITCHED,
-    TERMINATED,
-    TRUNCATED,
-    LaneRing,
-    RowLayout,
-    image_offsets,
-    usable,
-)
+from claw_lightning.rollout.ring import HAS_FINAL, QUARANTINED, LaneRing, RowLayout, image_offsets, usable
 
 ROUNDS = 64  # of drawing places anew, before the stored steps are called unusable
 ATTEMPTS = 64  # at one call, before the rings are called too short
@@ -54,6 +45,8 @@ class Draw(NamedTuple):
         follow_checks: the heads read after copying for that.
         images: the oldest steps whose compressed images were there, before the first round and after the copies of
             each. Empty without compressed images.
+        mirrored: the heads read after copying to the device, from where all of the call is then drawn. Empty where rows
+            are read on the host. Such a draw can be repeated there, and one of the host on a device.
     """
 
     heads: tuple[int, ...]
@@ -64,6 +57,7 @@ class Draw(NamedTuple):
     follow_checks: tuple[tuple[int, ...], ...] = ()
     flag_checks: tuple[tuple[int, ...], ...] = ()
     images: tuple[tuple[int, ...], ...] = ()
+    mirrored: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Lists of integers by name."""
@@ -76,21 +70,25 @@ class Draw(NamedTuple):
             "follow_checks": [list(heads) for heads in self.follow_checks],
             "flag_checks": [list(heads) for heads in self.flag_checks],
             "images": [list(steps) for steps in self.images],
+            "mirrored": list(self.mirrored),
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Draw:
         """Inverse of :meth:`to_json`."""
         names = ("checks", "finals", "followed", "follow_checks", "flag_checks", "images")
-        checks, finals, *others = (tuple(tuple(numbers) for numbers in values.get(name, ())) for name in names)
-        return cls(tuple(values["heads"]), checks, finals, tuple(values["moments"]), *others)
+        lists: dict[str, Any] = {name: tuple(tuple(numbers) for numbers in values.get(name, ())) for name in names}
+        single: dict[str, Any] = {name: tuple(values.get(name, ())) for name in ("heads", "moments", "mirrored")}
+        return cls(**lists, **single)
 
 
 class _Progress:
     """The writers' progress as one call reads it, or, with a script, as it was read when that was recorded."""
 
-    def __init__(self, rings: Sequence[LaneRing], script: Draw | None = None) -> None:
-        self.rings, self.script = rings, script
+    def __init__(
+        self, rings: Sequence[LaneRing], script: Draw | None = None, resident: ResidentReplay | None = None
+    ) -> None:
+        self.rings, self.script, self.resident = rings, script, resident
         self.images: list[list[int]] = []
         if rings[0].layout.has_arena:  # before the heads: at these, images from then on have been there
             self.images = [[ring.oldest_image() for ring in rings] if script is None else list(script.images[0])]
@@ -99,6 +97,13 @@ class _Progress:
             if len(script.heads) != len(rings) or self.heads != script.heads:
                 raise ValueError(f"the script is of rings at steps {script.heads}, these are at {self.heads}")
             self.heads = script.heads
+        #: Where all is drawn from mirrors: heads and final observations after the one copying, in place of later ones.
+        self.mirrored: tuple[int, ...] = ()
+        self._finals_mirrored: tuple[int, ...] = ()
+        if resident is not None:
+            self.mirrored, self._finals_mirrored = resident.synchronise(self.heads)
+        if script is not None:
+            self.mirrored = script.mirrored
         self.checks: list[list[int]] = []
         self.finals: list[list[int]] = []
         self.moments = list(self.heads)
@@ -109,7 +114,7 @@ class _Progress:
 
     def renewed(self) -> _Progress:
         """As a call that began now would read it; that rows were followed stays."""
-        progress = _Progress(self.rings, self.script)
+        progress = _Progress(self.rings, self.script, self.resident)
         progress.followed, progress.follow_checks = self.followed, self.follow_checks
         return progress
 
@@ -131,6 +136,10 @@ class _Progress:
         self.follow_checks[time][index] = head
         return head
 
+    def _head(self, index: int) -> int:
+        """Head of a ring after whatever was read of it: of a mirror, that of its copying."""
+        return self.mirrored[index] if self.mirrored else self.rings[index].head
+
     def begin_flags(self) -> None:
         """Flags are about to be looked at."""
         self.flag_checks.append(list(self.heads))
@@ -138,13 +147,13 @@ class _Progress:
     def check_flags(self, index: int) -> int:
         """Head of a ring after its flags were read."""
         time = len(self.flag_checks) - 1
-        head = self.rings[index].head if self.script is None else self.script.flag_checks[time][index]
+        head = self._head(index) if self.script is None else self.script.flag_checks[time][index]
         self.flag_checks[time][index] = head
         return head
 
     def begin_round(self) -> tuple[int, ...]:
         """Heads after the latest copies of every ring; from now on, checks are those of another round."""
-        latest = tuple(self.checks[-1]) if self.checks else self.heads
+        latest = tuple(self.checks[-1]) if self.checks else self.mirrored or self.heads
         if self.script is not None and len(self.checks) == len(self.script.checks):
             raise ValueError("the script is of another draw: it ends before this one")
         self.checks.append(list(latest))
@@ -156,14 +165,17 @@ class _Progress:
     def check(self, index: int) -> int:
         """Head of a ring after the round's copies of it."""
         script, round_ = self.script, len(self.checks) - 1
-        head = self.rings[index].head if script is None else script.checks[round_][index]
+        head = self._head(index) if script is None else script.checks[round_][index]
         self.checks[round_][index] = head
         return head
 
     def check_finals(self, index: int) -> int:
         """Final observations written in a ring after the round's copies of them."""
         script, round_ = self.script, len(self.finals) - 1
-        written = self.rings[index].finals_written if script is None else script.finals[round_][index]
+        if script is not None:
+            written = script.finals[round_][index]
+        else:
+            written = self._finals_mirrored[index] if self._finals_mirrored else self.rings[index].finals_written
         self.finals[round_][index] = written
         return written
 
@@ -185,38 +197,9 @@ class _Progress:
 
     def draw(self) -> Draw:
         """What was read."""
-        lists = (self.checks, self.finals, self.followed, self.follow_checks, self.flag_checks, self.images)
-        checks, finals, *others = (tuple(map(tuple, numbers)) for numbers in lists)
-        return Draw(self.heads, checks, finals, tuple(self.moments), *others)
-
-
-class _Segments(NamedTuple):
-    """Segments of consecutive rows while they are drawn: rows [M, L, W], next_obs [M, L, O], valid [M, L] bool.
-
-    Of tasks with images also next_images [M, L, bytes] uint8, and images likewise where the rows hold them compressed.
-    """
-
-    rows: Tensor
-    next_obs: Tensor
-    valid: Tensor
-    next_images: Tensor | None = None
-    images: Tensor | None = None
-
-    @classmethod
-    def empty(cls, count: int, length: int, layout: RowLayout) -> _Segments:
-        """Uninitialised room for ``count`` segments."""
-        valid = torch.empty(count, length, dtype=torch.bool)
-
-        def pixels(wanted: object) -> Tensor | None:
-            return torch.empty(count, length, layout.image_size, dtype=torch.uint8) if wanted else None
-
-        return cls(
-            torch.empty(count, length, layout.words),
-            torch.empty(count, length, layout.obs_size),
-            valid,
-            pixels(layout.image_size),
-            pixels(layout.has_arena),
-        )
+        names = ("checks", "finals", "followed", "follow_checks", "flag_checks", "images")
+        lists: dict[str, Any] = {name: tuple(map(tuple, getattr(self, name))) for name in names}
+        return Draw(heads=self.heads, moments=tuple(self.moments), mirrored=self.mirrored, **lists)
 
 
 class ReplayMemory:
@@ -230,6 +213,8 @@ class ReplayMemory:
         num_options: K, for samplers that tell options apart.
         past: further rings, which nobody writes into: experience of other runs.
         counted: of those, how many had their observations counted into the moments already: the first ones.
+        device: keep all rows there as well (:class:`ResidentReplay`) and gather batches there; None: on the host. The
+            same seed and calls give the same batches to the bit, as long as nobody writes during a call.
 
     Attributes:
         rings: those of the workers, then those of the past.
@@ -247,6 +232,7 @@ class ReplayMemory:
         num_options: int = 1,
         past: Sequence[LaneRing] = (),
         counted: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         self.written, self.rings = list(rings), [*rings, *past]
         self.layout = rings[0].layout
@@ -256,6 +242,11 @@ class ReplayMemory:
         flat = [ring.rows.reshape(-1, self.layout.words) for ring in self.rings]
         self._flat = [torch.from_numpy(rows) for rows in flat]
         self._flags = [self.layout.view(rows, "flags") for rows in flat]
+        self.resident = ResidentReplay(self.rings, device) if device is not None else None
+        if self.resident is not None:
+            self._flags = [mirror.flags for mirror in self.resident.mirrors]
+            if relabeller is not None:
+                relabeller.flags = [mirror.flags.reshape(-1, mirror.ring.num_lanes) for mirror in self.resident.mirrors]
         #: Whether a single row's sample is the row and the next observation, and nothing else.
         self._is_plain = not self.layout.has_finals and self.layout.image_size == 0
         #: Pixels [rows, bytes] of each ring, where they lie in the rows.
@@ -316,9 +307,9 @@ class ReplayMemory:
         if length < 1:
             raise ValueError(f"a segment has at least one row, got length {length}")
         count = num_updates * batch_size
-        drawn = _Segments.empty(count, length, self.layout)
+        drawn = self._empty(count, length)
         state = self.rng.bit_generator.state
-        progress = _Progress(self.rings, script)
+        progress = _Progress(self.rings, script, self.resident)
         follows = self.sampler.follows or self.relabeller is not None
         for _ in range(ATTEMPTS):
             while follows and progress.begin_follow():
@@ -332,7 +323,10 @@ class ReplayMemory:
         else:
             raise RuntimeError("replay: the writers overtake the sampler each time; the rings are too short")
         shape: tuple[int, ...] = (num_updates, batch_size)
-        if length > 1:
+        if length > 1 and self.resident is not None:
+            shape = (num_updates, batch_size, length)
+            self.resident.blank(drawn)
+        elif length > 1:
             shape = (num_updates, batch_size, length)
             # A loss masks by multiplication, and 0 * NaN of a quarantined or half-written row would still be NaN.
             # NumPy writes by mask at a tenth of torch's cost.
@@ -350,13 +344,13 @@ class ReplayMemory:
             self.layout,
             moments,
             self._inserted(progress.heads),
-            drawn.valid.view(shape) if length > 1 else None,
-            None if places.weight is None else torch.from_numpy(places.weight).view(num_updates, batch_size),
+            self._sent(drawn.valid.numpy()).view(shape) if length > 1 else None,
+            None if places.weight is None else self._sent(places.weight).view(num_updates, batch_size),
             places if self.sampler.wants_errors else None,
             *(None if x is None else x.view(*shape, self.layout.image_size) for x in (drawn.next_images, drawn.images)),
         )
 
-    def _fill(self, drawn: _Segments, progress: _Progress) -> Places | None:
+    def _fill(self, drawn: Segments, progress: _Progress) -> Places | None:
         """Fill all places of ``drawn``; None if the writers overtook too much of what was stored at the beginning."""
         n = len(drawn.rows)
         # Samplers deal places ring by ring, option by option; shuffled, so that every update sees of all. Where rows
@@ -364,18 +358,13 @@ class ReplayMemory:
         in_order = len(self.rings) == 1
         missing = np.arange(n) if in_order else self.rng.permutation(n)
         found: list[tuple[np.ndarray, Places]] = []
+        # Also what was overtaken on the way into the mirrors must leave enough of what was stored.
         stored = 0.0
+        if progress.mirrored:
+            stored = float(self._stored(progress, progress.heads, progress.heads).sizes().sum())
         for _ in range(ROUNDS):
             latest = progress.begin_round()
-            view = Stored(
-                [
-                    (max(ring.readable(now)[0], progress.oldest_image(i)), ring.readable(head)[1])
-                    for i, (ring, head, now) in enumerate(zip(self.rings, progress.heads, latest, strict=True))
-                ],
-                [ring.num_lanes for ring in self.rings],
-                self.steps_before + self._inserted(progress.heads),
-                self.updates,
-            )
+            view = self._stored(progress, progress.heads, latest)
             left = float(view.sizes().sum())
             stored = stored or left
             if stored <= 0:
@@ -389,6 +378,21 @@ class ReplayMemory:
             found.append((missing[~bad], places.take(~bad)))
             missing = missing[bad]
         raise self._unusable(len(missing))
+
+    def _stored(self, progress: _Progress, heads: Sequence[int], latest: Sequence[int]) -> Stored:
+        """What was stored at ``heads`` and is still there at the ``latest`` ones."""
+        spans = [
+            (max(ring.readable(now)[0], progress.oldest_image(i)), ring.readable(head)[1])
+            for i, (ring, head, now) in enumerate(zip(self.rings, heads, latest, strict=True))
+        ]
+        env_steps = self.steps_before + self._inserted(heads)
+        return Stored(spans, [ring.num_lanes for ring in self.rings], env_steps, self.updates)
+
+    def _empty(self, count: int, length: int) -> Segments:
+        return Segments.empty(count, length, self.layout, None if self.resident is None else self.resident.device)
+
+    def _sent(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values) if self.resident is None else self.resident.send(values)
 
     def _choose(self, view: Stored, count: int, progress: _Progress) -> Places:
         """Places whose rows may be learned from, by their flags, and such that the writer has overtaken meanwhile."""
@@ -432,7 +436,7 @@ class ReplayMemory:
         )
 
     def _copy_places(
-        self, places: Places, where: np.ndarray, view: Stored, drawn: _Segments, progress: _Progress
+        self, places: Places, where: np.ndarray, view: Stored, drawn: Segments, progress: _Progress
     ) -> np.ndarray:
         """Copy samples to the given places of ``drawn``; returns which must be drawn anew [len(where)] bool."""
         if len(self.rings) == 1 and len(where) == len(drawn.rows):  # all places, in order
@@ -444,12 +448,9 @@ class ReplayMemory:
             if stop == start:
                 continue
             own = order[start:stop]
-            got = _Segments.empty(len(own), drawn.rows.shape[1], self.layout)
+            got = self._empty(len(own), drawn.rows.shape[1])
             trusted = self._copy(index, places.step[own], places.lane[own], view.spans[index], got, progress)
-            target = torch.from_numpy(where[own])
-            for whole, part in zip(drawn, got, strict=True):
-                if whole is not None and part is not None:
-                    whole.index_copy_(0, target, part)
+            drawn.put(where[own], got)
             bad[own] = ~trusted
         return bad
 
@@ -459,13 +460,15 @@ class ReplayMemory:
         begin: np.ndarray,
         lanes: np.ndarray,
         span: tuple[int, int],
-        got: _Segments,
+        got: Segments,
         progress: _Progress,
     ) -> np.ndarray:
         """Copy the segments that begin at the given steps [M] and lanes [M] into ``got``.
 
         Returns which of them may be used [M] bool: step 0 is valid and no valid step was overtaken by the writer.
         """
+        if self.resident is not None:
+            return self._copy_resident(self.resident, ring_index, begin, lanes, span, got, progress)
         if got.rows.shape[1] == 1 and self._is_plain:
             return self._copy_rows(ring_index, begin, lanes, span[0], got, progress)
         ring, flat = self.rings[ring_index], self._flat[ring_index]
@@ -495,11 +498,7 @@ class ReplayMemory:
         fine = usable(flags[:, :-1], flags[:, 1:]) & (steps[:, :-1] < span[1])
         if self.layout.has_finals:
             fine &= self._attach_finals(ring_index, flags[:, :-1], fine, got, progress)
-        # Nothing crosses the end of an episode, nor a beginning without an end before it (worker restart).
-        fine[:, 1:] &= ((flags[:, :-2] & (TERMINATED | TRUNCATED)) == 0) & ((flags[:, 1:-1] & FIRST) == 0)
-        if self.sampler.within_option:
-            fine[:, 1:] &= (flags[:, 1:-1] & SWITCHED) == 0
-        valid = np.logical_and.accumulate(fine, axis=1)
+        valid = connected(fine, flags[:, :-1], self.sampler.within_option)
         got.valid.copy_(torch.from_numpy(valid))
         compressed: list[tuple[int, int, bytes]] = []
         if got.images is not None:
@@ -517,7 +516,7 @@ class ReplayMemory:
         return trusted
 
     def _copy_rows(
-        self, ring_index: int, begin: np.ndarray, lanes: np.ndarray, oldest: int, got: _Segments, progress: _Progress
+        self, ring_index: int, begin: np.ndarray, lanes: np.ndarray, oldest: int, got: Segments, progress: _Progress
     ) -> np.ndarray:
         """:meth:`_copy` for single rows that need nothing but themselves and the next observation.
 
@@ -534,6 +533,25 @@ class ReplayMemory:
         self._relabel(ring_index, goals, head, got)
         return ring.intact(begin, head)
 
+    def _copy_resident(
+        self,
+        resident: ResidentReplay,
+        ring_index: int,
+        begin: np.ndarray,
+        lanes: np.ndarray,
+        span: tuple[int, int],
+        got: Segments,
+        progress: _Progress,
+    ) -> np.ndarray:
+        """:meth:`_copy` on the device: out of the mirrors, which nobody overtakes."""
+        written = progress.check_finals(ring_index) if self.layout.has_finals else 0
+        resident.copy(ring_index, begin, lanes, span[1], got, written, self.sampler.within_option)
+        head = progress.check(ring_index)
+        if self.relabeller is not None:
+            chosen, source = self.relabeller.choose(ring_index, begin, lanes, span[0], self.rng)
+            resident.relabel(self.relabeller, ring_index, chosen, source, lanes[chosen], (head, written), got)
+        return got.valid.numpy()[:, 0] & self.rings[ring_index].intact(begin, head)
+
     def _goals(
         self, ring_index: int, begin: np.ndarray, lanes: np.ndarray, oldest: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -544,7 +562,7 @@ class ReplayMemory:
         return chosen, source, self.relabeller.goals(ring_index, source, lanes[chosen])
 
     def _relabel(
-        self, ring_index: int, goals: tuple[np.ndarray, np.ndarray, np.ndarray] | None, head: int, got: _Segments
+        self, ring_index: int, goals: tuple[np.ndarray, np.ndarray, np.ndarray] | None, head: int, got: Segments
     ) -> None:
         """Write goals into samples, where their rows were not overtaken either."""
         if self.relabeller is None or goals is None:
@@ -553,7 +571,7 @@ class ReplayMemory:
         values[~self.rings[ring_index].intact(source, head)] = np.nan
         self.relabeller.apply(ring_index, chosen, values, got.rows.numpy(), got.next_obs.numpy())
 
-    def _compressed(self, ring: LaneRing, got: _Segments, after: np.ndarray) -> list[tuple[int, int, bytes]]:
+    def _compressed(self, ring: LaneRing, got: Segments, after: np.ndarray) -> list[tuple[int, int, bytes]]:
         """Copies of the images of valid steps and of those that follow them, as (sample, step, stored form).
 
         ``after`` [M, 3] are the places of the images behind the segments: of step L.
@@ -568,7 +586,7 @@ class ReplayMemory:
         return [(m, k, ring.read_image(*where)) for m, k, *where in zip(*(x.tolist() for x in numbers), strict=True)]
 
     def _attach_finals(
-        self, ring_index: int, flags: np.ndarray, fine: np.ndarray, got: _Segments, progress: _Progress
+        self, ring_index: int, flags: np.ndarray, fine: np.ndarray, got: Segments, progress: _Progress
     ) -> np.ndarray:
         """Put true final observations in place of next ones; returns [M, L] which did not ask for a lost one."""
         ring = self.rings[ring_index]
@@ -655,7 +673,7 @@ def _integers(rows: np.ndarray, layout: RowLayout) -> np.ndarray:
     return rows[..., layout.fields["flags"][0] :].view(np.int32)
 
 
-def _decode(ring: LaneRing, compressed: Sequence[tuple[int, int, bytes]], trusted: np.ndarray, got: _Segments) -> None:
+def _decode(ring: LaneRing, compressed: Sequence[tuple[int, int, bytes]], trusted: np.ndarray, got: Segments) -> None:
     """Fill images and next images of trusted [M] samples. What was overwritten meanwhile may be no image at all."""
     assert got.images is not None
     assert got.next_images is not None

@@ -92,6 +92,7 @@ def save_replay(
     rings: Sequence[LaneRing],
     folder: str | os.PathLike[str],
     *,
+    run: str = "",
     chunk_bytes: int = CHUNK_BYTES,
     progress: Progress | None = None,
 ) -> None:
@@ -104,6 +105,7 @@ def save_replay(
     Args:
         rings: of all workers, equal layouts.
         folder: made if it is not there; of one run alone. What else lies in it is left alone.
+        run: name of the run, by which a checkpoint knows the replay that belongs to it.
         chunk_bytes: between two looks at how far the writer is.
         progress: told of the bytes that are copied, after each chunk.
 
@@ -122,7 +124,7 @@ def save_replay(
     try:
         path.mkdir(parents=True, exist_ok=True)
         with _locked(path, exclusive=True), contextlib.ExitStack() as files:
-            _Save(rings, path, chunk_bytes, progress, files).run()
+            _Save(rings, path, run, chunk_bytes, progress, files).run()
     except OSError as error:
         free = ""
         with contextlib.suppress(OSError):
@@ -140,13 +142,14 @@ class _Save:
         self,
         rings: Sequence[LaneRing],
         folder: Path,
+        name: str,
         chunk_bytes: int,
         progress: Progress | None,
         files: contextlib.ExitStack,
     ) -> None:
         if not rings or any(ring.layout.fields != rings[0].layout.fields for ring in rings):
             raise ValueError("a replay is saved of at least one ring, all of one layout")
-        self.rings, self.folder, self.chunk_bytes = rings, folder, chunk_bytes
+        self.rings, self.folder, self.name, self.chunk_bytes = rings, folder, name, chunk_bytes
         self.stored: StoredReplay | None = None
         if (folder / DONE).exists():
             self.stored = load_replay(folder)
@@ -207,6 +210,7 @@ class _Save:
         content = {
             "format": FORMAT,
             "byteorder": sys.byteorder,
+            "run": self.name,
             "layout": {**_sizes(layout), "words": layout.words, "fields": layout.fields},
             "rings": [asdict(file.entry) for file in self._files],
         }
@@ -384,7 +388,25 @@ def load_replay(folder: str | os.PathLike[str]) -> StoredReplay:
         _check_size(path / ring.rows, ring.num_steps * ring.num_lanes * layout.row_bytes)
         if ring.num_finals:
             _check_size(path / ring.finals, ring.num_finals * 4 * layout.obs_size)
-    return StoredReplay(path, layout, rings)
+    return StoredReplay(path, layout, rings, str(content.get("run", "")))
+
+
+def discard_replay(folder: str | os.PathLike[str]) -> None:
+    """Remove a stored replay, and nothing else that lies in the folder. A stop on the way leaves none that loads.
+
+    Raises:
+        ConfigError: somebody reads or writes it.
+        OSError: a file cannot be removed.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        return
+    with _locked(path, exclusive=True):
+        for name in (DONE, HEADER):
+            (path / name).unlink(missing_ok=True)
+        for pattern in ("ring_*.rows", "ring_*.finals"):
+            for file in path.glob(pattern):
+                file.unlink()
 
 
 @dataclass(frozen=True)
@@ -395,11 +417,13 @@ class StoredReplay:
         folder: where it lies.
         layout: of its rows.
         rings: in the order in which they were saved.
+        run: name of the run that saved it.
     """
 
     folder: Path
     layout: RowLayout
     rings: tuple[StoredRing, ...]
+    run: str = ""
 
     @property
     def stored(self) -> int:
@@ -461,7 +485,7 @@ class StoredReplay:
                     slot = start % ring.num_steps
                     lost = ring.rows[slot : slot + stop - start]
                     lost[:] = 0.0
-                    ring.layout.view(lost, "flags")[:] = QUARANTINED
+                    ring.layout.view(lost, "flags")[:] = QUARANTINED | BORDER
                 for rows in self._read_steps(stored, stored.first, chunk_bytes, files, ring.rows):
                     done += rows.nbytes
                     if progress:
@@ -470,6 +494,28 @@ class StoredReplay:
                     fd, path = _open(self.folder / stored.finals, files, os.O_RDONLY), str(self.folder / stored.finals)
                     _read(fd, ring.finals, 0, path)
                 set_progress(ring, stored.head, stored.finals_written)
+
+    def deal(self, rings: Sequence[LaneRing]) -> None:
+        """Fill new rings of other shapes: the stored lanes one behind another, as evenly as they go, the newest rows.
+
+        Between two stored lanes lies a border, across which nothing is drawn; lanes that get less than others begin
+        with borders. The rows are those of a run that went on, and make room for new ones like them.
+
+        Raises:
+            ConfigError: as :meth:`open_rings`, or the rows are of another layout.
+            ValueError: something was written into the rings already.
+        """
+        self.check_fits(rings[0].layout)
+        if any(ring.head for ring in rings):
+            raise ValueError("a replay is dealt to rings that nothing was written into")
+        sources = self.open_rings(sum(ring.num_steps * ring.num_lanes for ring in rings))
+        stored = [(source, lane) for source in sources for lane in range(source.num_lanes)]
+        targets = sum(ring.num_lanes for ring in rings)
+        begin = 0
+        for ring in rings:
+            parts = [stored[lane::targets] for lane in range(begin, begin + ring.num_lanes)]
+            _fill_from(ring, parts)
+            begin += ring.num_lanes
 
     def open_rings(self, capacity: int | None = None) -> list[LaneRing]:
         """New rings that hold the stored rows, whatever shapes this run's own have; nothing is written into them.
@@ -545,6 +591,34 @@ class StoredReplay:
             if load_replay(self.folder).rings != self.rings:
                 raise ConfigError(f"the replay in {self.folder} was saved anew since it was looked at; load it again")
             yield files
+
+
+def _fill_from(ring: LaneRing, parts: Sequence[Sequence[tuple[LaneRing, int]]]) -> None:
+    """Fill each lane of a new ring with lanes of other rings, each of which ends with a border."""
+    view = ring.layout.view
+    lengths = [min(ring.num_steps, sum(source.head for source, _ in lanes)) for lanes in parts]
+    steps = max(lengths)
+    view(ring.rows[:steps], "flags")[:] = FIRST | BORDER
+    finals = np.zeros((steps, ring.num_lanes, ring.layout.obs_size), np.float32) if ring.num_finals else None
+    for lane, (lanes, length) in enumerate(zip(parts, lengths, strict=True)):
+        stop = steps
+        for source, index in reversed(lanes):
+            start = max(steps - length, stop - source.head)
+            rows = source.rows[source.head - (stop - start) : source.head, index]
+            ring.rows[start:stop, lane] = rows
+            if finals is not None:
+                places = view(rows, "final_index").astype(np.int64)
+                known = (places >= 0) & source.finals_intact(places)
+                finals[start:stop, lane][known] = source.finals[places[known] % source.num_finals]
+                view(ring.rows[start:stop, lane], "final_index")[~known] = -1
+            stop = start
+    set_progress(ring, 0, 0)
+    if finals is not None:
+        for step in range(steps):  # in the order of the steps, as a worker would have written them
+            place = view(ring.rows[step], "final_index")
+            wanted = ((view(ring.rows[step], "flags") & HAS_FINAL) != 0) & (place >= 0)
+            place[wanted] = ring.write_finals(finals[step, wanted])
+    set_progress(ring, steps, ring.finals_written)
 
 
 def set_progress(ring: LaneRing, head: int, finals_written: int) -> None:

@@ -226,10 +226,12 @@ def test_rewards_are_held_against_the_simulator_on_the_side_where_it_shows_the_g
     for read in ("obs", "next_obs"):
         relabeller = Relabeller(Hindsight(), spec_of(goal_in_reward=read), reward, [ring])
         if read == side:
-            relabeller.check_reward()
+            relabeller.check_reward([ring], "the simulator")
         else:
-            with pytest.raises(ConfigError, match="data.hindsight: .* of 39 rewards of task goals differ"):
-                relabeller.check_reward()
+            with pytest.raises(
+                ConfigError, match="of 39 rewards of the simulator differ from the goal reward of task goals"
+            ):
+                relabeller.check_reward([ring], "the simulator")
 
 
 @pytest.mark.parametrize(
@@ -245,3 +247,24 @@ def test_settings_without_meaning_are_refused(settings, message):
 def test_a_task_without_goals_is_refused():
     with pytest.raises(ConfigError, match="task flat has no achieved_goal"):
         Relabeller(Hindsight(), EnvSpec("flat", 3, 1, [-1.0], [1.0]), reward, [])
+
+
+def test_nothing_is_relabelled_across_a_restart():
+    """The worker was replaced after a row whose next observation died with it, also after an end."""
+    story = Story([[(9, "cut"), (9, "cut"), (9, "terminated"), (9, "cut")] * 3], num_steps=200)
+    flags = [row for row in story.flags if not row[0] & 8]  # as if the end's observation had never been written
+    story.flags = flags
+    memory = memory_of(story.play(), "episode")
+    (step, _, goal, _, _, _), batch = drawn(memory, 6000)
+    begins = np.flatnonzero([row[0] & 4 for row in flags])
+    begin = begins[np.searchsorted(begins, step, "right") - 1]
+    end = np.append(begins, len(flags))[np.searchsorted(begins, step, "right")]
+    taken = goal >= 0
+    assert taken.any() and ((goal > begin) & (goal < end))[taken].all()
+
+
+def test_a_goal_reward_that_is_no_number_is_noticed():
+    story = Story([[(30, "truncated")]]).play()
+    relabeller = Relabeller(Hindsight(), spec_of(), lambda a, d: np.full(a.shape[:-1], np.nan), [story.ring])
+    with pytest.raises(ConfigError, match="rewards of the simulator differ"):
+        relabeller.check_reward([story.ring], "the simulator")

@@ -1,10 +1,10 @@
-"""Faults of published code as cases: each would give another target than the one expected here.
+"""Faults of published code as cases: each would give another target than is expected here.
 
-PQL (github.com/Improbable-AI/pql, 2023-08): (a) time-outs are taken out of `done` before the n-step buffer, so that sums
-and next observations cross the reset; (b) gamma^n is used for windows that were cut short; (c) rows at the border of two
-episodes are stored like others. FastTD3 (github.com/younggyoseo/FastTD3, 2026-05): windows at the write pointer are cut at
-sample time, and what lies behind the pointer must not enter them. stable-baselines3 #934: next observations taken from the
-following slot are those of the next episode after a time-out.
+PQL (github.com/Improbable-AI/pql, 2023-08): (a) time-outs are taken out of `done` before the n-step buffer, so that
+sums and next observations cross the reset; (b) gamma^n is used for windows that were cut short; (c) rows at the border
+of two episodes are stored like others. FastTD3 (github.com/younggyoseo/FastTD3, 2026-05): windows at the write pointer
+are cut at sample time, and what lies behind the pointer must not enter them. stable-baselines3 #934: next observations
+taken from the following slot are those of the next episode after a time-out.
 """
 
 import numpy as np
@@ -78,7 +78,8 @@ def test_a_worker_that_was_restarted_leaves_a_gap_that_nothing_crosses():
     for step in range(5):
         last = min(4, step + N - 1)
         total = sum(GAMMA ** (t - step) * (1 + t) for t in range(step, last + 1))
-        assert found[step] == pytest.approx(total + GAMMA ** (last - step + 1) * value(np.array([last + 1.0])), rel=1e-6)
+        end = GAMMA ** (last - step + 1) * value(np.array([last + 1.0]))
+        assert found[step] == pytest.approx(total + end, rel=1e-6)
 
 
 @pytest.mark.parametrize("head", [9, 12, 13, 20, 31])

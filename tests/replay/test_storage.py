@@ -16,8 +16,8 @@ import pytest
 
 from claw_lightning.errors import ConfigError
 from claw_lightning.replay import ReplayMemory, storage
-from claw_lightning.replay.storage import StoredReplay, load_replay, save_replay, survivors
-from claw_lightning.rollout.ring import FIRST, HAS_FINAL, QUARANTINED, TERMINATED, LaneRing, RowLayout, usable
+from claw_lightning.replay.storage import StoredReplay, discard_replay, load_replay, save_replay, survivors
+from claw_lightning.rollout.ring import BORDER, FIRST, HAS_FINAL, QUARANTINED, TERMINATED, LaneRing, RowLayout, usable
 from tests.builders import ring_of_lanes, start_writer, write_step
 from tests.fakes import writers
 
@@ -85,7 +85,7 @@ def check_folder(folder):
         )
         lost = np.arange(max(0, stored.head - ring.num_steps), stored.first)
         left = ring.rows[lost % ring.num_steps]
-        assert (ring.layout.view(left, "flags") == QUARANTINED).all()
+        assert (ring.layout.view(left, "flags") == (QUARANTINED | BORDER)).all()
         assert not np.delete(left, ring.layout.fields["flags"][0], axis=-1).any()
     return replay.rings
 
@@ -609,3 +609,57 @@ def test_an_empty_replay_is_no_experience(tmp_path):
     assert isinstance(load_replay(tmp_path), StoredReplay)
     with pytest.raises(ValueError, match="at least one ring"):
         save_replay([], tmp_path)
+
+
+# -- other shapes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("shapes", [[(40, 3)], [(100, 1)], [(30, 2), (30, 2)], [(9, 5)]])
+def test_rows_are_dealt_to_rings_of_other_shapes(tmp_path, shapes, same_step):
+    """Every sample from there was one where it came from, and the newest rows are among them."""
+    rings = [made_ring(50, lanes, 70, same_step, seed) for seed, lanes in enumerate((2, 2))]
+    save_replay(rings, tmp_path)
+    dealt = [LaneRing(rings[0].layout, *shape) for shape in shapes]
+    load_replay(tmp_path).deal(dealt)
+    before, after = (samples_of(each) for each in (rings, dealt))
+    # A terminated row that was the newest had no successor yet, and needs none.
+    assert after and all(next_obs == (0.0, 0.0, 0.0) for _, next_obs in after - before)
+    room = sum(steps * lanes for steps, lanes in shapes)
+    if room > 300:
+        assert len(after) > 0.9 * len(before)
+    with pytest.raises(ValueError):
+        load_replay(tmp_path).deal(dealt)
+
+
+def made_ring(num_steps, num_lanes, head, same_step, seed):
+    """A ring with ends, whose every number is its own."""
+    rng = np.random.default_rng(seed)
+    ring = LaneRing(RowLayout(3, 1, has_finals=same_step), num_steps, num_lanes)
+    for _ in range(head):
+        flags = rng.choice([0, 0, 0, TERMINATED, FIRST], num_lanes)
+        if same_step:
+            flags = np.where(flags == TERMINATED, TERMINATED | HAS_FINAL, flags)
+        finals = {lane: rng.random(3) for lane in range(num_lanes) if flags[lane] & HAS_FINAL}
+        write_step(ring, rng.random((num_lanes, 3)), flags, finals)
+    return ring
+
+
+def samples_of(rings):
+    """{(observation, next observation)} that can be drawn; a terminated row has none where no final one is kept."""
+    batch = ReplayMemory(rings, 0).sample(1, 20_000)
+    ended = batch.terminated[0] & (not rings[0].layout.has_finals)
+    next_obs = batch.next_obs[0] * ~ended[:, None]
+    return {(tuple(a), tuple(b)) for a, b in zip(batch.obs[0].tolist(), next_obs.tolist(), strict=True)}
+
+
+def test_a_discarded_replay_is_gone_and_nothing_else(tmp_path):
+    rings = [made_ring(50, 2, 70, True, 0)]
+    save_replay(rings, tmp_path, run="a")
+    assert load_replay(tmp_path).run == "a"
+    (tmp_path / "mine").write_text("kept")
+    discard_replay(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} - {".lock"} <= {"mine", "LOCK", "lock"}
+    save_replay([made_ring(20, 1, 9, False, 1)], tmp_path, run="b")  # of any other shape
+    assert load_replay(tmp_path).run == "b"
+    discard_replay(tmp_path / "nowhere")

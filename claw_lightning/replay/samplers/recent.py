@@ -34,6 +34,14 @@ class Recent(Sampler):
     def __init__(self, half_life: float = 200_000.0) -> None:
         check_numbers("data.sampler.init_args", {"half_life": half_life}, above=0.0)
         self.half_life = half_life
+        self._begin: np.ndarray | None = None
+
+    def _set_back(self, last: np.ndarray) -> np.ndarray:
+        """By how many vector steps a ring is older than the others that does not grow as they do: one of the past."""
+        if self._begin is None:
+            self._begin = last.copy()
+        grown = last - self._begin
+        return np.where(grown > 0, 0, grown.max())
 
     def draw(self, stored: Stored, count: int, rng: np.random.Generator) -> Places:
         """See :meth:`Sampler.draw`."""
@@ -45,7 +53,7 @@ class Recent(Sampler):
         # A step of age a has the weight r^a, r = exp(-rate): the first a ages together (1 - r^a) / (1 - r).
         rate = min(max(math.log(2.0) * int(lanes.sum()) / self.half_life, 1e-300), 1e300)
         together = -np.expm1(-rate * num_steps)
-        mass = together * lanes
+        mass = together * lanes * np.exp(-rate * self._set_back(last))
         ring = np.repeat(np.arange(len(lanes)), rng.multinomial(count, mass / mass.sum()))
         age = np.floor(np.log1p(-rng.random(count) * together[ring]) / -rate).astype(np.int64)
         np.minimum(age, num_steps[ring] - 1, out=age)
