@@ -464,7 +464,7 @@ class ReplayDataModule(pl.LightningDataModule):
                     f"'{self.image_codec}'; set that to none, or data.replay_device to cpu"
                 )
         replay = self.num_workers * LaneRing.bytes_needed(layout, self.ring_steps, self.envs_per_worker)
-        index = self.sampler.bytes_per_row + (EpisodeIndex.bytes_per_row if self.hindsight is not None else 0)
+        index = 1 + self.sampler.bytes_per_row + (EpisodeIndex.bytes_per_row if self.hindsight is not None else 0)
         if self.replay_device != "cpu":
             index += 8 if layout.has_finals else 4  # flags of the mirrored rows
         if self.replay_path is not None:

@@ -35,13 +35,12 @@ class Draw(NamedTuple):
     Attributes:
         heads: steps published when the call began. What it draws, the count of steps and the moments are seen from
             here.
-        flag_checks: per time that flags were looked at, the heads read after that: which of them mean nothing.
         checks: per round of drawing, the heads read after the round's copies: which of them were overtaken, and from
             which step on the next round draws. A ring of which a round took nothing keeps its number.
         finals: per round, the final observations written, read after their copies. Zeros without a side table.
         moments: the heads read after copying for the moments: which rows they do without.
-        followed: per time that samplers and hindsight took note of new rows, the steps published then: once, and again
-            each time the call began anew. Empty where nothing takes note.
+        followed: per time that new rows were taken note of, the steps published then: once, and again each time the
+            call began anew.
         follow_checks: the heads read after copying for that.
         images: the oldest steps whose compressed images were there, before the first round and after the copies of
             each. Empty without compressed images.
@@ -55,7 +54,6 @@ class Draw(NamedTuple):
     moments: tuple[int, ...]
     followed: tuple[tuple[int, ...], ...] = ()
     follow_checks: tuple[tuple[int, ...], ...] = ()
-    flag_checks: tuple[tuple[int, ...], ...] = ()
     images: tuple[tuple[int, ...], ...] = ()
     mirrored: tuple[int, ...] = ()
 
@@ -68,7 +66,6 @@ class Draw(NamedTuple):
             "moments": list(self.moments),
             "followed": [list(heads) for heads in self.followed],
             "follow_checks": [list(heads) for heads in self.follow_checks],
-            "flag_checks": [list(heads) for heads in self.flag_checks],
             "images": [list(steps) for steps in self.images],
             "mirrored": list(self.mirrored),
         }
@@ -76,7 +73,7 @@ class Draw(NamedTuple):
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Draw:
         """Inverse of :meth:`to_json`."""
-        names = ("checks", "finals", "followed", "follow_checks", "flag_checks", "images")
+        names = ("checks", "finals", "followed", "follow_checks", "images")
         lists: dict[str, Any] = {name: tuple(tuple(numbers) for numbers in values.get(name, ())) for name in names}
         single: dict[str, Any] = {name: tuple(values.get(name, ())) for name in ("heads", "moments", "mirrored")}
         return cls(**lists, **single)
@@ -109,7 +106,6 @@ class _Progress:
         self.moments = list(self.heads)
         self.followed: list[list[int]] = []
         self.follow_checks: list[list[int]] = []
-        self.flag_checks: list[list[int]] = []
         self._has_followed = False
 
     def renewed(self) -> _Progress:
@@ -139,17 +135,6 @@ class _Progress:
     def _head(self, index: int) -> int:
         """Head of a ring after whatever was read of it: of a mirror, that of its copying."""
         return self.mirrored[index] if self.mirrored else self.rings[index].head
-
-    def begin_flags(self) -> None:
-        """Flags are about to be looked at."""
-        self.flag_checks.append(list(self.heads))
-
-    def check_flags(self, index: int) -> int:
-        """Head of a ring after its flags were read."""
-        time = len(self.flag_checks) - 1
-        head = self._head(index) if self.script is None else self.script.flag_checks[time][index]
-        self.flag_checks[time][index] = head
-        return head
 
     def begin_round(self) -> tuple[int, ...]:
         """Heads after the latest copies of every ring; from now on, checks are those of another round."""
@@ -197,7 +182,7 @@ class _Progress:
 
     def draw(self) -> Draw:
         """What was read."""
-        names = ("checks", "finals", "followed", "follow_checks", "flag_checks", "images")
+        names = ("checks", "finals", "followed", "follow_checks", "images")
         lists: dict[str, Any] = {name: tuple(map(tuple, getattr(self, name))) for name in names}
         return Draw(heads=self.heads, moments=tuple(self.moments), mirrored=self.mirrored, **lists)
 
@@ -257,6 +242,8 @@ class ReplayMemory:
         self._seen = [ring.head for ring in self.rings]
         for index in range(len(self.written) + counted, len(self.rings)):
             self._seen[index] = self.rings[index].readable()[0]
+        #: Which rows [T x N] may be learned from; a byte each is in the cache where their flags are not.
+        self._usable = [np.zeros(ring.num_steps * ring.num_lanes, bool) for ring in self.rings]
         #: Of each ring: the step up to which rows were followed, and the last of them, which waits for its successor.
         self._followed = [(ring.readable()[0], np.empty((0, ring.num_lanes, 0), np.int32)) for ring in self.rings]
         self.last_draw: Draw | None = None
@@ -310,9 +297,8 @@ class ReplayMemory:
         drawn = self._empty(count, length)
         state = self.rng.bit_generator.state
         progress = _Progress(self.rings, script, self.resident)
-        follows = self.sampler.follows or self.relabeller is not None
         for _ in range(ATTEMPTS):
-            while follows and progress.begin_follow():
+            while progress.begin_follow():
                 self._follow(progress)
             places = self._fill(drawn, progress)
             if places is not None:
@@ -371,7 +357,7 @@ class ReplayMemory:
                 raise RuntimeError("replay: nothing to sample yet")
             if 2 * left <= stored:  # would favour what is left, and that may be a border that stays
                 return None
-            places = self._choose(view, len(missing), progress)
+            places = self._choose(view, len(missing))
             bad = self._copy_places(places, missing, view, drawn, progress)
             if not bad.any():
                 return _in_order([*found, (missing, places)], n)
@@ -394,18 +380,18 @@ class ReplayMemory:
     def _sent(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values) if self.resident is None else self.resident.send(values)
 
-    def _choose(self, view: Stored, count: int, progress: _Progress) -> Places:
-        """Places whose rows may be learned from, by their flags, and such that the writer has overtaken meanwhile."""
+    def _choose(self, view: Stored, count: int) -> Places:
+        """Places whose rows may be learned from. What the writer overtakes meanwhile is seen after the copies."""
         places = self._draw(view, count)
         if self.sampler.knows_usable:
             return places
-        missing = np.flatnonzero(~self._are_usable(places, progress))
+        missing = np.flatnonzero(~self._are_usable(places))
         for _ in range(ROUNDS):
             if len(missing) == 0:
                 return places
             again = self._draw(view, len(missing))
             places.put(missing, again)
-            missing = missing[~self._are_usable(again, progress)]
+            missing = missing[~self._are_usable(again)]
         raise self._unusable(len(missing))
 
     def _draw(self, view: Stored, count: int) -> Places:
@@ -414,19 +400,19 @@ class ReplayMemory:
             return places.take(self.rng.permutation(count))
         return places
 
-    def _are_usable(self, places: Places, progress: _Progress) -> np.ndarray:
-        """:func:`usable` for the rows at places [M] bool.
-
-        Also true for rows that were overtaken, whose flags mean nothing: they are drawn anew after the copies.
-        """
-        progress.begin_flags()
+    def _are_usable(self, places: Places) -> np.ndarray:
+        """:func:`usable` for the rows at places [M] bool, as they were taken note of."""
+        if len(self.rings) == 1:
+            return self._usable[0][self._index(0, places.step, places.lane)]
         fine = np.empty(len(places.ring), bool)
-        for i, ring in enumerate(self.rings):
-            own = slice(None) if len(self.rings) == 1 else np.flatnonzero(places.ring == i)
-            index = places.step[own] % ring.num_steps * ring.num_lanes + places.lane[own]
-            may_be = usable(self._flags[i][index], self._flags[i][_after(index, ring)])
-            fine[own] = may_be | ~ring.intact(places.step[own], progress.check_flags(i))
+        for i in range(len(self.rings)):
+            own = np.flatnonzero(places.ring == i)
+            fine[own] = self._usable[i][self._index(i, places.step[own], places.lane[own])]
         return fine
+
+    def _index(self, ring: int, steps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Flat indices of rows [M]."""
+        return steps % self.rings[ring].num_steps * self.rings[ring].num_lanes + lanes
 
     @staticmethod
     def _unusable(count: int) -> RuntimeError:
@@ -520,10 +506,10 @@ class ReplayMemory:
     ) -> np.ndarray:
         """:meth:`_copy` for single rows that need nothing but themselves and the next observation.
 
-        They were chosen by their flags, which stand as long as the rows are intact.
+        They were chosen by what was noted of them, which stands as long as they are intact.
         """
         ring, flat = self.rings[ring_index], self._flat[ring_index]
-        index = begin % ring.num_steps * ring.num_lanes + lanes
+        index = self._index(ring_index, begin, lanes)
         after = torch.from_numpy(_after(index, ring))
         torch.index_select(flat, 0, torch.from_numpy(index), out=got.rows[:, 0])
         torch.index_select(flat[:, : self.layout.obs_size], 0, after, out=got.next_obs[:, 0])
@@ -596,7 +582,7 @@ class ReplayMemory:
         return ~wanted | ring.finals_intact(index, progress.check_finals(ring_index))
 
     def _follow(self, progress: _Progress) -> None:
-        """Tell sampler and relabeller of the rows that became complete since the last call."""
+        """Take note of the rows that became complete since the last call, and tell sampler and relabeller of them."""
         for i, (ring, head) in enumerate(zip(self.rings, progress.followed[-1], strict=True)):
             seen, tail = self._followed[i]
             start = max(seen, ring.readable(head)[0])
@@ -617,9 +603,12 @@ class ReplayMemory:
                 for name in ("flags", "option", "version")
             }
             flags = fields["flags"]
-            arrivals = Arrivals(
-                i, start, flags[:-1], usable(flags[:-1], flags[1:]), fields["option"][:-1], fields["version"][:-1]
-            )
+            fine = usable(flags[:-1], flags[1:])
+            table, first = self._usable[i].reshape(-1, ring.num_lanes), start
+            for a, b in _pieces(start, start + len(fine), ring.num_steps):
+                table[a:b] = fine[first - start : first - start + b - a]
+                first += b - a
+            arrivals = Arrivals(i, start, flags[:-1], fine, fields["option"][:-1], fields["version"][:-1])
             if self.sampler.follows:
                 self.sampler.follow(arrivals)
             if self.relabeller is not None:

@@ -126,7 +126,7 @@ def test_a_writer_that_passes_everything_that_was_followed(monkeypatch, name):
         steps = batch.obs[0, :, 0, 0][batch.obs[0, :, 0, 2] == number]
         assert len(steps) and steps.min() > ring.head - ring.num_steps
     draw = memory.last_draw
-    assert len(draw.followed) == (2 if memory.sampler.follows else 0)
+    assert len(draw.followed) == 2
 
 
 def test_experience_of_the_past_is_drawn_and_not_counted():
