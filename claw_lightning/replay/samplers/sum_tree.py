@@ -17,6 +17,7 @@ from claw_lightning.replay.samplers.base import Arrivals, Places, Stored
 from claw_lightning.rollout.ring import LaneRing
 
 SHIFT = 3
+ONES = np.uint64(0x0101010101010101)  # a one in every byte
 WIDTH = 1 << SHIFT  # children of a node
 MAX_TOP = 2048  # nodes without a parent: one running sum over them costs less than another level
 PIECE = 1024  # blocks of one matrix product: few enough that BLAS does not wake other threads for it
@@ -100,9 +101,10 @@ class SumTree:
         row = np.arange(0, len(mass) << SHIFT, WIDTH)
         for blocks in reversed(self._blocks):
             before = sums_before(blocks.take(node, axis=0).astype(np.float64, copy=False))
-            # The child before the first one that begins beyond the rest. If none does, argmax gives 0, and that less
-            # one wraps to the last child.
-            child = (before > rest[:, None]).argmax(axis=1)
+            # The last child that does not begin beyond the rest. Eight truth values are the bytes of one word, and the
+            # top byte of its product with eight ones is their number: a tenth of the time of a sum along the axis.
+            begun = (before <= rest[:, None]).view(np.uint64).reshape(-1)
+            child = ((begun * ONES) >> np.uint64(56)).astype(np.int64)
             child -= 1
             child &= WIDTH - 1
             node <<= SHIFT
