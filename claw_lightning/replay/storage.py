@@ -48,7 +48,6 @@ import numpy as np
 from claw_lightning.errors import ConfigError
 from claw_lightning.limits import format_bytes
 from claw_lightning.rollout.ring import BORDER, FIRST, HAS_FINAL, QUARANTINED, LaneRing, RowLayout
-from claw_lightning.rollout.shared import reserve
 
 FORMAT = 1
 HEADER, DONE = "replay.json", "DONE"
@@ -98,9 +97,8 @@ def save_replay(
 ) -> None:
     """Store what the rings hold, while their workers go on writing. Memory needed: next to none beyond the rings.
 
-    A folder that holds an earlier save of the same rings gets only the steps published since. It is needed in full
-    size from the first save on, so that a later one does not fail for want of space. Steps that are published during
-    the save are left to the next one.
+    A folder that holds an earlier save of the same rings gets only the steps published since. It takes the space of
+    what is stored, and of whole rings in the end. Steps that are published during the save are left to the next one.
 
     Args:
         rings: of all workers, equal layouts.
@@ -195,11 +193,11 @@ class _Save:
             for file in self._files:  # of what an interrupted first save left
                 file.clear()
             system = os.statvfs(self.folder)
-            wanted = sum(file.size for file in self._files)
+            wanted = sum(file.bytes_left for file in self._files)
             if wanted > system.f_bavail * system.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for file in self._files:
-                file.reserve()
+                file.lengthen()
         except OSError:
             for file in self._files:  # the space is somebody else's need now
                 file.clear()
@@ -258,10 +256,10 @@ class _RingFiles:
         for fd in self._fds:
             os.ftruncate(fd, 0)
 
-    def reserve(self) -> None:
-        """Give the files their full size."""
-        for fd, size, path in zip(self._fds, self._sizes, self._paths, strict=False):
-            reserve(fd, size, path)
+    def lengthen(self) -> None:
+        """Give the files their full length. What is not written takes no space: most runs never fill their replay."""
+        for fd, size in zip(self._fds, self._sizes, strict=False):
+            os.ftruncate(fd, size)
 
     def refuse_strangers(self, folder: Path) -> None:
         """Compare the newest stored step with the ring's: rows of two runs must not be mixed.

@@ -389,7 +389,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_told_with_the_bytes_needed(small_disk):
-    ring = ring_at(10, num_steps=3000)
+    ring = ring_at(2900, num_steps=3000)
     with pytest.raises(OSError, match=r"could not be saved \(No space left on device\); it needs \d+ bytes") as caught:
         save_replay([ring], small_disk / "replay")
     assert caught.value.errno == errno.ENOSPC
@@ -398,11 +398,24 @@ def test_a_disk_that_is_too_small_is_told_with_the_bytes_needed(small_disk):
     assert not any(path.stat().st_size for path in (small_disk / "replay").iterdir())
 
 
-def test_a_disk_that_others_fill_up_does_not_matter(small_disk):
+def test_a_replay_takes_the_space_of_what_is_stored(small_disk):
+    ring = ring_at(10, num_steps=3000)  # whole, it would not fit
+    free = os.statvfs(small_disk).f_bavail
+    save_replay([ring], small_disk / "replay")
+    assert (free - os.statvfs(small_disk).f_bavail) * 4096 < 40_000
+    assert check_folder(small_disk / "replay")[0].head == 10
+
+
+def test_a_disk_that_others_fill_up_keeps_what_was_stored(small_disk):
     ring = ring_at(10, True, num_steps=500)
     save_replay([ring], small_disk / "replay")
-    (small_disk / "other").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 8192))
+    other = small_disk / "other"
+    other.write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 8192))
     writers.write_episodes(ring, 900, begin=0)
+    with pytest.raises(OSError, match="No space left"):
+        save_replay([ring], small_disk / "replay")
+    assert load_replay(small_disk / "replay").rings
+    other.unlink()
     save_replay([ring], small_disk / "replay")
     assert check_folder(small_disk / "replay")[0].head == 910
 
