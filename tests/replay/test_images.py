@@ -162,11 +162,13 @@ def test_a_task_without_compressed_images_says_nothing_of_them():
 @pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.parametrize("length", [1, 3])
 def test_no_torn_image_from_a_writer_at_full_speed_and_draws_repeat(length):
-    ring = image_ring(-1, 256, NUM_LANES)
+    # Long enough for draws to succeed: while each fails the writer runs on, and all its steps are written once more.
+    steps = 1024
+    ring = image_ring(-1, steps, NUM_LANES)
     memory, kept, overtaken = ReplayMemory([ring], 0), [], 0
-    with start_writer("images", ring.block.fd, FOREVER, 256, NUM_LANES) as writer:
+    with start_writer("images", ring.block.fd, FOREVER, steps, NUM_LANES) as writer:
         try:
-            while len(kept) < 60 or overtaken < 10:
+            while len(kept) < 60 or overtaken < 10 or ring.arena_taken <= 3 * ring.arena_size:
                 if memory.stored == 0:
                     time.sleep(0.001)
                     continue
@@ -180,7 +182,7 @@ def test_no_torn_image_from_a_writer_at_full_speed_and_draws_repeat(length):
             writer.kill()
     assert ring.arena_taken > 3 * ring.arena_size
     # The same once more in this process, from what was noted of the writer's progress.
-    replica = image_ring(-1, 256, NUM_LANES)
+    replica = image_ring(-1, steps, NUM_LANES)
     again = ReplayMemory([replica], 0)
     for draw, batch in kept:
         write_images(replica, draw.heads[0] - replica.head)
