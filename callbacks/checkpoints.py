@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
+from claw_lightning.files import sync
 from claw_lightning.replay.storage import REPLAY_FOLDER
 
 log = logging.getLogger(__name__)
@@ -266,18 +267,6 @@ def os_errors() -> Iterator[None]:
         if "inline_container" in str(error):  # torch's file writer: "unexpected pos", whatever the reason
             raise OSError(errno.EIO, "torch could not write the file; is the disk full?") from error
         raise
-
-
-def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without it, for folders
-            raise
-    finally:
-        os.close(number)
 
 
 def remove_left_over(folder: Path) -> None:

@@ -143,7 +143,7 @@ class ReplayDataModule(pl.LightningDataModule):
             its memory anew: compressed images are not stored with checkpoints.
         replay_path: folder for the rings, which then lie in files and not in memory: a replay larger than memory, at
             the speed of the disk. The files are gone when the run ends, however it ends; None: in memory.
-        initial_replay: experience to start with, learned from beside the run's own as long as it lasts: a stored replay
+        initial_replay: experience to start with, learned from beside the run's own throughout: a stored replay
             (such as ``runs/version_0/checkpoints/replay``) or ``minari:<data set>``.
         hindsight: give samples of goal-conditioned tasks goals that their episodes reached; None: do not.
         prefetch: draw the next batch in a thread while this one is learned from, as soon as the rate allows it. It is
@@ -657,7 +657,7 @@ class ReplayDataModule(pl.LightningDataModule):
             relabeller,
             module.settings.num_options,
             past,
-            len(past) if self._is_resumed else 0,
+            self._is_resumed,
             device,
         )
         if self._prefetches(module.device):

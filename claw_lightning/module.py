@@ -303,9 +303,7 @@ class OptionCritic(Learner):
         self._build_reference()
         self.average: Policy | None = None
         if h.policy_average > 0:
-            self.average = Policy(**self.policy_settings)
-            self.average.load_state_dict(self.policy.state_dict())
-            self.average.requires_grad_(False)
+            self.average = self._frozen_copy()
         self._bind()
 
     def _check_image_shift(self, spec: EnvSpec) -> None:
@@ -338,13 +336,17 @@ class OptionCritic(Learner):
                     f"model.target_entropy is {h.target_entropy}; actions of {spec.task} have {greatest:.3g} at most"
                 )
 
+    def _frozen_copy(self) -> Policy:
+        """The policy as it is, without gradients."""
+        copy = Policy(**self.policy_settings)
+        copy.load_state_dict(self.policy.state_dict())
+        return copy.requires_grad_(False)
+
     def _build_reference(self) -> None:
         """What distillation compares with: a slow copy, or a place for the teacher."""
         self.reference: Policy | None = None
         if self.distillation.kind == "target":
-            self.reference = Policy(**self.policy_settings)
-            self.reference.load_state_dict(self.policy.state_dict())
-            self.reference.requires_grad_(False)
+            self.reference = self._frozen_copy()
         if self.distillation.kl_limit is not None:
             self.log_multiplier = nn.Parameter(torch.tensor(max(1e-6, self.distillation.coefficient)).log())
 

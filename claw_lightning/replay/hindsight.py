@@ -136,7 +136,7 @@ class Relabeller:
         return index, first + (fraction[index] * (end - first + 1)).astype(np.int64)
 
     def _ends_unseen(self, ring_index: int, steps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Which samples [M] end their episode without its last observation, as before a worker's restart.
+        """Which steps [M] end their episode without its last observation, as before a worker's restart.
 
         Nothing is known then of what they achieved.
         """
@@ -148,10 +148,7 @@ class Relabeller:
         """Goals achieved by steps [m]: those of their true next observations, [m, G]."""
         ring, layout = self.rings[ring_index], self.rings[ring_index].layout
         obs = layout.view(ring.rows, "obs")
-        after = (steps + 1) % ring.num_steps
-        goals = obs[after, lanes, self.achieved]
-        # What follows the end of an episode that a restart cut off is the next one's beginning.
-        is_next_episode = (layout.view(ring.rows, "flags")[after, lanes] & FIRST) != 0
+        goals = obs[(steps + 1) % ring.num_steps, lanes, self.achieved]
         if layout.has_finals:
             slots = steps % ring.num_steps
             final = (layout.view(ring.rows, "flags")[slots, lanes] & HAS_FINAL) != 0
@@ -159,8 +156,7 @@ class Relabeller:
             goals[final] = ring.finals[index[final] % ring.num_finals, self.achieved]
             # An entry that was overwritten is of a later episode: a goal all the same, but not one of this episode.
             goals[final & ~ring.finals_intact(index)] = np.nan
-            is_next_episode &= ~final
-        goals[is_next_episode] = np.nan
+        goals[self._ends_unseen(ring_index, steps, lanes)] = np.nan  # what follows there is the next episode
         return goals
 
     def apply(self, ring: int, index: np.ndarray, goals: np.ndarray, rows: np.ndarray, next_obs: np.ndarray) -> None:

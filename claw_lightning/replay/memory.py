@@ -197,7 +197,7 @@ class ReplayMemory:
         relabeller: gives drawn samples other goals; None: they stay as they are.
         num_options: K, for samplers that tell options apart.
         past: further rings, which nobody writes into: experience of other runs.
-        counted: of those, how many had their observations counted into the moments already: the first ones.
+        counted: whether the observations of the past were counted into the moments already.
         device: keep all rows there as well (:class:`ResidentReplay`) and gather batches there; None: on the host. The
             same seed and calls give the same batches to the bit, as long as nobody writes during a call.
 
@@ -216,7 +216,7 @@ class ReplayMemory:
         relabeller: Relabeller | None = None,
         num_options: int = 1,
         past: Sequence[LaneRing] = (),
-        counted: int = 0,
+        counted: bool = False,
         device: torch.device | None = None,
     ) -> None:
         self.written, self.rings = list(rings), [*rings, *past]
@@ -240,8 +240,8 @@ class ReplayMemory:
             self._pixels = [torch.from_numpy(self.layout.view(rows, "image")) for rows in flat]
         # The moments of restored steps came with the checkpoint; those of another run's have yet to be counted.
         self._seen = [ring.head for ring in self.rings]
-        for index in range(len(self.written) + counted, len(self.rings)):
-            self._seen[index] = self.rings[index].readable()[0]
+        if not counted:
+            self._seen[len(self.written) :] = [ring.readable()[0] for ring in past]
         #: Which rows [T x N] may be learned from; a byte each is in the cache where their flags are not.
         self._usable = [np.zeros(ring.num_steps * ring.num_lanes, bool) for ring in self.rings]
         #: Of each ring: the step up to which rows were followed, and the last of them, which waits for its successor.

@@ -46,6 +46,7 @@ from typing import Any
 import numpy as np
 
 from claw_lightning.errors import ConfigError
+from claw_lightning.files import sync
 from claw_lightning.limits import format_bytes
 from claw_lightning.rollout.ring import BORDER, FIRST, HAS_FINAL, QUARANTINED, LaneRing, RowLayout
 
@@ -237,8 +238,7 @@ class _RingFiles:
         self.finals_next = max(stored.finals_copied, self.finals_goal - ring.num_finals)
         self._fds = [_open(folder / name, files) for name in (stored.rows, stored.finals) if name]
         self._sizes = [ring.rows.nbytes, ring.finals.nbytes]
-        self._paths = [str(folder / stored.rows), str(folder / stored.finals)]
-        self.size = sum(self._sizes)
+        self._path = str(folder / stored.rows)
 
     @property
     def step_bytes(self) -> int:
@@ -271,7 +271,7 @@ class _RingFiles:
         is_ours = self.goal >= self.entry.head
         if is_ours and self.entry.head > self.entry.first:
             rows = np.empty_like(ring.rows[0])
-            _read(self._fds[0], rows, last % ring.num_steps * self.step_bytes, self._paths[0])
+            _read(self._fds[0], rows, last % ring.num_steps * self.step_bytes, self._path)
             is_same = rows.tobytes() == ring.rows[last % ring.num_steps].tobytes()
             is_ours = is_same or not ring.intact(np.array(last))
         if not is_ours:
@@ -708,14 +708,7 @@ def _write_aside(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without it, for folders
-            raise
-    finally:
-        os.close(folder)
+    sync(path.parent)
 
 
 @contextlib.contextmanager

@@ -138,5 +138,5 @@ def test_experience_of_the_past_is_drawn_and_not_counted():
     assert memory.inserted == batch.env_steps == 90
     assert set(batch.obs[0, :, 2].tolist()) == {0.0, 1.0}
     assert batch.moments[0] > 90  # the past's observations are new to the normaliser
-    known = ReplayMemory([new], 0, past=[old], counted=1)
+    known = ReplayMemory([new], 0, past=[old], counted=True)
     assert known.sample(1, 10).moments[0] == 0
