@@ -24,6 +24,10 @@ class Exploration:
         uniform_steps: steps for which such an action is kept, on average (Dabney et al., Temporally-Extended
             epsilon-Greedy Exploration, arXiv 2006.01782): a hand that is told another thing at every step hardly moves.
             Holds for the warm-up too.
+        uniform_components: share of the action's components that a uniform action replaces, at least one; the policy
+            keeps the others. Below 1, a finger is tried out while the policy holds the rest of the hand in place: a
+            pose that differs from a known one in a few joints is all but never met by a wholly uniform action. The
+            warm-up replaces all.
     """
 
     kind: Literal["gaussian", "ornstein_uhlenbeck", "none"] = "gaussian"
@@ -33,6 +37,7 @@ class Exploration:
     decay_steps: int = 0
     uniform: float = 0.0
     uniform_steps: float = 1.0
+    uniform_components: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
@@ -45,12 +50,16 @@ class Exploration:
         if not 0.0 <= self.uniform <= 1.0:
             raise ConfigError(f"model.exploration.uniform is {self.uniform}; it is a probability")
         check_numbers("model.exploration", {"uniform_steps": self.uniform_steps}, least=1.0)
+        if not 0.0 < self.uniform_components <= 1.0:
+            raise ConfigError(
+                f"model.exploration.uniform_components is {self.uniform_components}; it is a share, above 0, at most 1"
+            )
         if self.decay_steps < 0 or self.final < 0:
             raise ConfigError("model.exploration: decay_steps and final cannot be negative")
 
     def agent_settings(self) -> dict[str, Any]:
         """Plain settings for OptionAgent."""
-        names = ("kind", "scale_min", "scale_max", "uniform_steps")
+        names = ("kind", "scale_min", "scale_max", "uniform_steps", "uniform_components")
         return {name: getattr(self, name) for name in names}
 
     def at(self, env_steps: int, learning: bool) -> tuple[float, float]:

@@ -29,6 +29,8 @@ def test_without_decay_the_noise_stays():
         ({"scale_min": 0.5, "scale_max": 0.1}, "scale_min"),
         ({"scale_min": -0.1}, "scale_min"),
         ({"uniform": 1.5}, "uniform"),
+        ({"uniform_components": 0.0}, "uniform_components"),
+        ({"uniform_components": 1.1}, "uniform_components"),
         ({"decay_steps": -1}, "decay_steps"),
         ({"final": -1.0}, "final"),
     ],

@@ -39,6 +39,10 @@ GAUSS = {"actor": "gaussian", "exploration": Exploration(kind="none")}
          "option_inference filter", "exploration.kind ornstein_uhlenbeck"),
         ({"actor": "gaussian", "exploration": Exploration(), "n_step": 3, "n_step_form": "retrace"},
          "n_step_form retrace", "exploration.kind gaussian"),
+        ({"actor": "gaussian", "exploration": Exploration("none", uniform=0.1, uniform_steps=4),
+          "policy_gradient": PolicyGradient()}, "policy_gradient", "exploration.uniform_steps 4"),
+        ({"actor": "gaussian", "exploration": Exploration("none", uniform=0.1, uniform_components=0.5),
+          "option_inference": "filter"}, "actor gaussian", "exploration.uniform_components 0.5"),
     ],
 )  # fmt: skip
 def test_contradictions_name_both_settings(settings, first, second):

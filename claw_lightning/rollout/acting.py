@@ -82,9 +82,10 @@ class OptionAgent:
             cls = {"gaussian": GaussianNoise, "ornstein_uhlenbeck": OrnsteinUhlenbeckNoise}[kind]
             self.noise = cls(num_lanes, action_size, scales, self._rng)
         self._uniform_steps = float(settings.get("uniform_steps", 1.0))
-        #: Lanes that keep a uniform action, and these actions.
+        #: Lanes that keep a uniform action, and these actions; NaN stands for what is left to the policy.
         self._held = np.zeros(num_lanes, bool)
         self._held_action = np.zeros((num_lanes, action_size))
+        self._uniform_components = float(settings.get("uniform_components", 1.0))
         self._option = np.zeros(num_lanes, np.int32)
         self._age = np.zeros(num_lanes, np.int32)
 
@@ -191,8 +192,8 @@ class OptionAgent:
                 uniform, drawn_uniformly = self._held, self._held_action
             else:
                 uniform = self._rng.random(self.num_lanes) < uniform_probability
-                drawn_uniformly = self._uniform_action(action.shape)
-            action = np.where(uniform[:, None], drawn_uniformly, action)
+                drawn_uniformly = self._uniform_action(action.shape, uniform_probability)
+            action = np.where(uniform[:, None] & ~np.isnan(drawn_uniformly), drawn_uniformly, action)
         if actor.kind == "categorical":
             log_prob = actor.log_prob(raw, torch.from_numpy(action)).numpy()
         else:
@@ -209,14 +210,19 @@ class OptionAgent:
         mean = self._uniform_steps
         goes_on = self._held & ~first & (self._rng.random(self.num_lanes) >= 1.0 / mean)
         begins = ~goes_on & (self._rng.random(self.num_lanes) < share / (mean * (1.0 - share) + share))
-        fresh = self._uniform_action(self._held_action.shape)
+        fresh = self._uniform_action(self._held_action.shape, share)
         self._held_action = np.where(begins[:, None], fresh, self._held_action)
         self._held = goes_on | begins
 
-    def _uniform_action(self, shape: Any) -> np.ndarray:
+    def _uniform_action(self, shape: Any, share: float) -> np.ndarray:
         if self.policy.actor.kind == "categorical":
-            return self._rng.integers(0, self.policy.actor.action_size, shape)
-        return self._rng.uniform(-1.0, 1.0, shape)
+            return self._rng.integers(0, self.policy.actor.action_size, shape).astype(np.float64)
+        drawn = self._rng.uniform(-1.0, 1.0, shape)
+        if self._uniform_components < 1.0 and share < 1.0:  # before learning begins the policy has nothing to add
+            kept = self._rng.random(shape) >= self._uniform_components
+            kept[np.arange(shape[0]), self._rng.integers(0, shape[1], shape[0])] = False
+            drawn[kept] = np.nan
+        return drawn
 
     @property
     def _uniform_log_density(self) -> float:

@@ -378,6 +378,31 @@ def test_uniform_actions_are_kept_for_a_while_and_take_their_share(share, mean):
     assert np.abs(taken[uniform].mean(0)).max() < 0.1 and taken[uniform].std() == pytest.approx(3**-0.5, rel=0.1)
 
 
+@pytest.mark.parametrize("mean", [1.0, 8.0])
+def test_uniform_actions_replace_a_share_of_the_components(mean):
+    lanes, size, share = 20_000, 10, 0.5
+    agent = agent_of(policy={"num_options": 1, "action_size": size}, lanes=lanes, exploration=(1.0, share))
+    agent._uniform_steps, agent._uniform_components, agent._held_action = mean, 0.2, np.zeros((lanes, size))
+    obs, first = np.zeros((lanes, 3), np.float32), np.ones(lanes, bool)
+    own = agent_of(policy={"num_options": 1, "action_size": size}, lanes=1).act(obs[:1], first[:1]).action
+    for _ in range(1 if mean == 1.0 else 60):
+        taken = agent.act(obs, first).action
+        first = np.zeros(lanes, bool)
+    replaced = ~np.isclose(taken, own)
+    assert replaced.any(1).mean() == pytest.approx(share, abs=0.02)
+    # One component is always replaced, each other one with probability 0.2.
+    assert replaced[replaced.any(1)].sum(1).mean() == pytest.approx(1 + 0.2 * (size - 1), abs=0.05)
+    assert replaced[replaced.any(1)].mean(0) == pytest.approx(np.full(size, 0.28), abs=0.03)
+
+
+def test_the_warm_up_replaces_all_components():
+    agent = agent_of(policy={"num_options": 1}, lanes=300, exploration=(1.0, 1.0))
+    agent._uniform_steps, agent._uniform_components = 8.0, 0.2
+    own = agent_of(policy={"num_options": 1}, lanes=300).act(np.zeros((300, 3), np.float32), np.ones(300, bool)).action
+    taken = agent.act(np.zeros((300, 3), np.float32), np.ones(300, bool)).action
+    assert not np.isclose(taken, own).any()
+
+
 def test_a_kept_action_ends_with_its_episode():
     lanes = 300
     agent = agent_of(lanes=lanes, exploration=(1.0, 0.5))
