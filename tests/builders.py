@@ -177,3 +177,20 @@ class Rig:
     def field(self, name: str, step: int) -> np.ndarray:
         """A field of the rows of a step."""
         return self.ring.layout.view(self.ring.rows[step % self.ring.num_steps], name)
+
+
+def without_successors(batch):
+    """Rows of segments [M, L, W] float32 without the observation behind the last valid step, which is checked here.
+
+    What is left of invalid steps must be zero.
+    """
+    rows = batch.rows.flatten(0, 1).clone().numpy()
+    valid, next_obs = batch.valid.flatten(0, 1).numpy(), batch.next_obs.flatten(0, 1).numpy()
+    count, length = valid.shape
+    behind = valid.sum(1)
+    short = np.flatnonzero(behind < length)
+    start, stop = batch.layout.span("obs")
+    successors = rows[short, behind[short], start:stop]
+    np.testing.assert_array_equal(successors, next_obs[short, behind[short] - 1])
+    rows[short, behind[short], start:stop] = 0.0
+    return rows

@@ -40,8 +40,8 @@ class ReplayBatch:
         moments: count, mean and squared deviations of the observations that arrived since the last batch, for the
             running normalisation.
         env_steps: environment steps inserted so far.
-        valid: [U, B, L] bool, which steps of a segment belong to it; a prefix of at least one step. All numbers of the
-            other steps are zero. None for single rows.
+        valid: [U, B, L] bool, which steps of a segment belong to it; a prefix of at least one step. The numbers of the
+            other steps are finite: zero, but for the observation of the first of them. None for single rows.
         weights: [U, B] float32 importance weights of the samples; None: all one.
         places: where the U x B samples begin, if the sampler wants to be told how wrong the critics were there; else
             None.
@@ -68,7 +68,16 @@ class ReplayBatch:
 
     def pin_memory(self) -> ReplayBatch:
         """Copy in page-locked memory, from where copies to a GPU run beside what else it does."""
-        return self._map(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+
+        def pinned(tensor: Tensor) -> Tensor:
+            # Views of segments are made contiguous on the way: others are not copied beside what else the GPU does.
+            return (
+                tensor
+                if tensor.is_cuda
+                else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+            )
+
+        return self._map(pinned)
 
     def record_stream(self, stream: Any) -> None:
         """Keep the memory of all tensors until a CUDA stream has done what it was given so far, also if they go."""

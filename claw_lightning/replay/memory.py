@@ -19,9 +19,10 @@ from claw_lightning.replay.hindsight import Relabeller
 from claw_lightning.replay.resident import ResidentReplay
 from claw_lightning.replay.samplers import Arrivals, Places, Sampler, Stored, Uniform
 from claw_lightning.replay.segments import Segments, connected
-from claw_lightning.rollout.normalizer import Moments, RunningMoments, batch_moments
+from claw_lightning.rollout.normalizer import Moments, batch_moments, merged_moments
 from claw_lightning.rollout.ring import HAS_FINAL, QUARANTINED, LaneRing, RowLayout, image_offsets, usable
 
+SPARE = 12  # one more place is drawn for each so many, in case that some are unusable
 ROUNDS = 64  # of drawing places anew, before the stored steps are called unusable
 ATTEMPTS = 64  # at one call, before the rings are called too short
 
@@ -226,6 +227,7 @@ class ReplayMemory:
         self.sampler.bind(self.rings, num_options)
         flat = [ring.rows.reshape(-1, self.layout.words) for ring in self.rings]
         self._flat = [torch.from_numpy(rows) for rows in flat]
+        self._flat_obs = [rows[:, : self.layout.obs_size] for rows in self._flat]
         self._flags = [self.layout.view(rows, "flags") for rows in flat]
         self.resident = ResidentReplay(self.rings, device) if device is not None else None
         if self.resident is not None:
@@ -284,7 +286,8 @@ class ReplayMemory:
             Batch of shapes [U, B, ...] for length 1, else [U, B, L, ...] with :attr:`ReplayBatch.valid`. Step 0 is
             always valid. Step k is valid if step k - 1 is valid and ended no episode, and row k is usable, opens no
             episode and was readable at the beginning of the call; with a sampler that stays within options, only if it
-            belongs to the option of step 0. Rows and next observations of invalid steps are zero.
+            belongs to the option of step 0. The numbers of invalid steps are zero, but for the observation of the first
+            of them, which is the next one of the last valid step.
 
         Raises:
             ValueError: ``length`` is below 1, or ``script`` is not of these rings as they stand.
@@ -309,19 +312,9 @@ class ReplayMemory:
         else:
             raise RuntimeError("replay: the writers overtake the sampler each time; the rings are too short")
         shape: tuple[int, ...] = (num_updates, batch_size)
-        if length > 1 and self.resident is not None:
+        if length > 1:
             shape = (num_updates, batch_size, length)
-            self.resident.blank(drawn)
-        elif length > 1:
-            shape = (num_updates, batch_size, length)
-            # A loss masks by multiplication, and 0 * NaN of a quarantined or half-written row would still be NaN.
-            # NumPy writes by mask at a tenth of torch's cost.
-            invalid = ~drawn.valid.numpy()
-            drawn.rows.numpy()[invalid] = 0.0
-            drawn.next_obs.numpy()[invalid] = 0.0
-            for pixels in (drawn.next_images, drawn.images):
-                if pixels is not None:
-                    pixels.numpy()[invalid] = 0
+            drawn.blank()
         moments = self._moments(progress)
         self.last_draw = progress.draw()
         return ReplayBatch(
@@ -339,28 +332,27 @@ class ReplayMemory:
     def _fill(self, drawn: Segments, progress: _Progress) -> Places | None:
         """Fill all places of ``drawn``; None if the writers overtook too much of what was stored at the beginning."""
         n = len(drawn.rows)
+        stored = self._stored(progress, progress.heads, progress.heads).total
+        if stored <= 0:
+            raise RuntimeError("replay: nothing to sample yet")
+        # Of rows that were lost before they could be noted, nothing is known: they are not unusable ones.
+        if 2 * self._stored(progress, progress.heads, progress.follow_checks[-1]).total <= stored:
+            return None
         # Samplers deal places ring by ring, option by option; shuffled, so that every update sees of all. Where rows
         # can be copied in order, it is the draw that is shuffled.
         in_order = len(self.rings) == 1
         missing = np.arange(n) if in_order else self.rng.permutation(n)
         found: list[tuple[np.ndarray, Places]] = []
-        # Also what was overtaken on the way into the mirrors must leave enough of what was stored.
-        stored = 0.0
-        if progress.mirrored:
-            stored = float(self._stored(progress, progress.heads, progress.heads).sizes().sum())
         for _ in range(ROUNDS):
             latest = progress.begin_round()
             view = self._stored(progress, progress.heads, latest)
-            left = float(view.sizes().sum())
-            stored = stored or left
-            if stored <= 0:
-                raise RuntimeError("replay: nothing to sample yet")
+            left = view.total
             if 2 * left <= stored:  # would favour what is left, and that may be a border that stays
                 return None
             places = self._choose(view, len(missing))
             bad = self._copy_places(places, missing, view, drawn, progress)
             if not bad.any():
-                return _in_order([*found, (missing, places)], n)
+                return places if in_order and not found else _in_order([*found, (missing, places)], n)
             found.append((missing[~bad], places.take(~bad)))
             missing = missing[bad]
         raise self._unusable(len(missing))
@@ -382,10 +374,23 @@ class ReplayMemory:
 
     def _choose(self, view: Stored, count: int) -> Places:
         """Places whose rows may be learned from. What the writer overtakes meanwhile is seen after the copies."""
-        places = self._draw(view, count)
         if self.sampler.knows_usable:
-            return places
-        missing = np.flatnonzero(~self._are_usable(places))
+            return self._draw(view, count)
+        if self.sampler.exchangeable:
+            # Some more at once than one by one in further rounds. Of independent draws, any that are left out without
+            # a look at them leave the distribution of the others as it is; behind one another lie those of a ring.
+            places = self.sampler.draw(view, count + count // SPARE + 1, self.rng)
+            are_fine = self._are_usable(places)
+            fine = np.flatnonzero(are_fine)
+            if len(fine) >= count:
+                if len(self.rings) > 1:
+                    fine = np.delete(fine, self.rng.choice(len(fine), len(fine) - count, replace=False))
+                return places.take(fine[:count])
+            missing = np.arange(len(fine), count)
+            places = places.take(np.concatenate([fine, np.flatnonzero(~are_fine)[: len(missing)]]))
+        else:
+            places = self._draw(view, count)
+            missing = np.flatnonzero(~self._are_usable(places))
         for _ in range(ROUNDS):
             if len(missing) == 0:
                 return places
@@ -412,7 +417,10 @@ class ReplayMemory:
 
     def _index(self, ring: int, steps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Flat indices of rows [M]."""
-        return steps % self.rings[ring].num_steps * self.rings[ring].num_lanes + lanes
+        size = self.rings[ring].num_steps * self.rings[ring].num_lanes
+        row = steps * self.rings[ring].num_lanes + lanes
+        row -= row // size * size  # of an integer array, twice as fast as %
+        return row
 
     @staticmethod
     def _unusable(count: int) -> RuntimeError:
@@ -458,27 +466,24 @@ class ReplayMemory:
         if got.rows.shape[1] == 1 and self._is_plain:
             return self._copy_rows(ring_index, begin, lanes, span[0], got, progress)
         ring, flat = self.rings[ring_index], self._flat[ring_index]
-        obs_size, length = self.layout.obs_size, got.rows.shape[1]
+        length = got.rows.shape[1]
         steps = begin[:, None] + np.arange(length + 1)
-        index = (steps % ring.num_steps) * ring.num_lanes + lanes[:, None]
-        own, after = torch.from_numpy(index[:, :-1].ravel()), torch.from_numpy(index[:, -1].copy())
-        torch.index_select(flat, 0, own, out=got.rows.view(-1, self.layout.words))
-        # Of the last row only; the successors of the others are rows of the segment.
-        if length == 1:
-            torch.index_select(flat[:, :obs_size], 0, after, out=got.next_obs[:, 0])
+        index = self._index(ring_index, steps, lanes[:, None])
+        after = index[:, -1].copy()
+        view = self.layout.view
+        if got.whole is not None:
+            torch.index_select(flat, 0, torch.from_numpy(index.ravel()), out=got.whole.view(-1, self.layout.words))
         else:
-            got.next_obs[:, :-1] = got.rows[:, 1:, :obs_size]
-            got.next_obs[:, -1] = torch.index_select(flat[:, :obs_size], 0, after)
+            torch.index_select(flat, 0, torch.from_numpy(index[:, 0].copy()), out=got.rows.squeeze(1))
+            torch.index_select(self._flat_obs[ring_index], 0, torch.from_numpy(after), out=got.next_obs.squeeze(1))
         if self._pixels:
             assert got.next_images is not None
-            pixels = self._pixels[ring_index]
-            got.next_images[:, :-1] = torch.from_numpy(self.layout.view(got.rows.numpy(), "image"))[:, 1:]
-            torch.index_select(pixels, 0, after, out=got.next_images[:, -1])
+            got.next_images[:, :-1] = torch.from_numpy(view(got.rows.numpy(), "image"))[:, 1:]
+            torch.index_select(self._pixels[ring_index], 0, torch.from_numpy(after), out=got.next_images[:, -1])
 
-        view = self.layout.view
         flags = np.empty((len(begin), length + 1), np.int32)
         flags[:, :-1] = view(got.rows.numpy(), "flags")
-        flags[:, -1] = self._flags[ring_index][after.numpy()]
+        flags[:, -1] = self._flags[ring_index][after]
         # Slots from the span's end on hold steps of the round before, or are being written, or repeat the segment
         # (L > T).
         fine = usable(flags[:, :-1], flags[:, 1:]) & (steps[:, :-1] < span[1])
@@ -488,7 +493,7 @@ class ReplayMemory:
         got.valid.copy_(torch.from_numpy(valid))
         compressed: list[tuple[int, int, bytes]] = []
         if got.images is not None:
-            compressed = self._compressed(ring, got, view(flat.numpy(), "image_place")[after.numpy()])
+            compressed = self._compressed(ring, got, view(flat.numpy(), "image_place")[after])
         goals = self._goals(ring_index, begin, lanes, span[0])
         # After the copies: a step that the writer may have reached in the meantime is not trusted. The writer overtakes
         # steps in their order, so all of a segment is intact if its oldest step is; the newest valid step and its
@@ -508,12 +513,11 @@ class ReplayMemory:
 
         They were chosen by what was noted of them, which stands as long as they are intact.
         """
-        ring, flat = self.rings[ring_index], self._flat[ring_index]
+        ring, flat, flat_obs = self.rings[ring_index], self._flat[ring_index], self._flat_obs[ring_index]
         index = self._index(ring_index, begin, lanes)
         after = torch.from_numpy(_after(index, ring))
-        torch.index_select(flat, 0, torch.from_numpy(index), out=got.rows[:, 0])
-        torch.index_select(flat[:, : self.layout.obs_size], 0, after, out=got.next_obs[:, 0])
-        got.valid.fill_(True)
+        torch.index_select(flat, 0, torch.from_numpy(index), out=got.rows.squeeze(1))
+        torch.index_select(flat_obs, 0, after, out=got.next_obs.squeeze(1))
         goals = self._goals(ring_index, begin, lanes, oldest)
         head = progress.check(ring_index)
         self._relabel(ring_index, goals, head, got)
@@ -622,7 +626,7 @@ class ReplayMemory:
         return self._moments(_Progress(self.rings))
 
     def _moments(self, progress: _Progress) -> Moments:
-        merged = RunningMoments(self.layout.obs_size)
+        found: list[Moments] = []
         for i, (ring, head) in enumerate(zip(self.rings, progress.heads, strict=True)):
             first = max(self._seen[i], ring.readable(head)[0])
             self._seen[i] = head
@@ -635,8 +639,8 @@ class ReplayMemory:
             check = progress.check_moments(i)
             for steps, observations in copied:
                 lost = len(steps) - np.count_nonzero(ring.intact(steps, check))  # the oldest, hence the first of them
-                merged.update(batch_moments(observations[lost:]))
-        return float(merged.count), merged.mean.numpy(), merged.squares.numpy()
+                found.append(batch_moments(observations[lost:]))
+        return merged_moments(found, self.layout.obs_size)
 
 
 def _pieces(first: int, last: int, size: int) -> list[tuple[int, int]]:

@@ -142,11 +142,12 @@ class ResidentReplay:
         steps = begin[:, None] + np.arange(length + 1)
         index = steps % ring.num_steps * ring.num_lanes + lanes[:, None]
         places = self.send(index)
-        own, after = places[:, :-1].reshape(-1), places[:, -1].contiguous()
-        torch.index_select(mirror.rows, 0, own, out=got.rows.view(-1, self.layout.words))
-        # Of the last row only; the successors of the others are rows of the segment.
-        got.next_obs[:, :-1] = got.rows[:, 1:, :obs_size]
-        got.next_obs[:, -1] = mirror.rows[:, :obs_size].index_select(0, after)
+        after = places[:, -1].contiguous()
+        if got.whole is not None:
+            torch.index_select(mirror.rows, 0, places.view(-1), out=got.whole.view(-1, self.layout.words))
+        else:
+            torch.index_select(mirror.rows, 0, places[:, 0].contiguous(), out=got.rows.squeeze(1))
+            torch.index_select(mirror.rows[:, :obs_size], 0, after, out=got.next_obs.squeeze(1))
         if got.next_images is not None:
             got.next_images[:, :-1] = self._pixels(got.rows[:, 1:])
             got.next_images[:, -1] = self._pixels(mirror.rows).index_select(0, after)
@@ -157,9 +158,9 @@ class ResidentReplay:
         if self.layout.has_finals:
             wanted = fine & ((flags[:, :-1] & HAS_FINAL) != 0)
             entry = mirror.final_index[index[:, :-1]].astype(np.int64)
-            where = np.flatnonzero(wanted.ravel())
+            sample, step = (self.send(where) for where in np.nonzero(wanted))
             finals = mirror.finals.index_select(0, self.send(entry[wanted] % ring.num_finals))
-            got.next_obs.view(-1, obs_size).index_copy_(0, self.send(where), finals)
+            got.next_obs[sample, step] = finals
             fine &= ~wanted | ring.finals_intact(entry, written)
         got.valid.copy_(torch.from_numpy(connected(fine, flags[:, :-1], within_option)))
 
@@ -218,13 +219,6 @@ class ResidentReplay:
         got.rows[at, :, offset + desired.start : offset + desired.stop] = shown
         got.next_obs[at, :, desired] = shown
         got.rows[at, :, self.layout.span("reward")[0]] = self.send(rewards)
-
-    def blank(self, drawn: Segments) -> None:
-        """Set all numbers of invalid steps to zero: what a loss multiplies by 0 must be finite."""
-        invalid = self.send(~drawn.valid.numpy())[..., None]
-        for values in (drawn.rows, drawn.next_obs, drawn.next_images):
-            if values is not None:
-                values.masked_fill_(invalid, 0)
 
     def _pixels(self, rows: Tensor) -> Tensor:
         """Images [..., bytes] uint8 in rows [..., W]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Sequence, Tuple
 
 import numpy as np
 import torch
@@ -66,6 +66,19 @@ class RunningMoments(nn.Module):
         std = (self.squares / self.count).sqrt().clamp_min(self.epsilon)
         normalizer.mean.copy_(self.mean)
         normalizer.std.copy_(std)
+
+
+def merged_moments(parts: Sequence[Moments], size: int) -> Moments:
+    """Moments of all observations [O = size] of several batches together; the arithmetic of :class:`RunningMoments`."""
+    count, mean, squares = 0.0, np.zeros(size), np.zeros(size)
+    for n, part_mean, part_squares in parts:
+        if n > 0:
+            total = count + n
+            delta = part_mean - mean
+            squares = squares + part_squares + np.square(delta) * (count * n / total)
+            mean = mean + delta * (n / total)
+            count = total
+    return count, mean, squares
 
 
 def batch_moments(observations: np.ndarray) -> Moments:

@@ -303,3 +303,20 @@ def test_nothing_to_sample_yet(written):
 def test_nothing_usable_is_said(flag, word):
     with pytest.raises(RuntimeError, match=word):
         ReplayMemory([counting_ring(16, flags=flag)], 0).sample(1, 4)
+
+
+def test_rows_that_are_overtaken_while_they_are_noted_are_not_taken_for_unusable_ones(monkeypatch):
+    ring = counting_ring(16, 2)
+    memory, check, passes = ReplayMemory([ring], 0), memory_module._Progress.check_follow, []
+
+    def overtaken(self, index):
+        if len(passes) < 3:
+            passes.append(index)
+            for t in range(2 * ring.num_steps):
+                write_step(ring, [[ring.head, lane] for lane in range(2)], [0, 0])
+        return check(self, index)
+
+    monkeypatch.setattr(memory_module._Progress, "check_follow", overtaken)
+    obs, next_obs = drawn(memory, 64)
+    assert len(passes) == 3 and obs[:, 0].min() >= 6 * ring.num_steps
+    np.testing.assert_array_equal(next_obs, obs + [1, 0])

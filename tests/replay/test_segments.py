@@ -21,7 +21,7 @@ from claw_lightning.rollout.ring import (
     LaneRing,
     RowLayout,
 )
-from tests.builders import PATIENCE, lane_rows, sample_unless_overtaken, write_step
+from tests.builders import PATIENCE, lane_rows, sample_unless_overtaken, without_successors, write_step
 from tests.replay import episode_writer
 
 FINAL = 0.5  # a true final observation is that of its row plus this, which no row holds
@@ -100,7 +100,7 @@ def check(histories, length, count=800, seed=0):
     assert batch.rows.shape[:3] == batch.next_obs.shape[:3] == batch.valid.shape == (2, count // 2, length)
     assert batch.valid.dtype == torch.bool and batch.valid[..., 0].all()
     obs, next_obs = batch.obs.flatten(0, 1).numpy(), batch.next_obs.flatten(0, 1).numpy()
-    valid, rows = batch.valid.flatten(0, 1).numpy(), batch.rows.flatten(0, 1).view(torch.int32).numpy()
+    valid, rows = batch.valid.flatten(0, 1).numpy(), without_successors(batch).view(np.int32)
     assert not rows[~valid].any() and not next_obs[~valid].any()
     drawn = {}
     for i, place in enumerate(map(tuple, obs[:, 0].astype(int).tolist())):
@@ -316,7 +316,7 @@ def test_neither_torn_nor_crossed_with_a_writer_process_at_full_speed(same_step)
             obs = begin[:, None] + num_lanes * np.arange(length)
             final = same_step & ~episode_writer.is_cut(lane)[:, None] & (np.arange(length) == to_end[:, None] - 1)
             next_obs = np.where(final, -obs, obs + num_lanes)
-            assert (batch.obs[0].numpy() == (obs * valid)[..., None]).all()
+            assert (without_successors(batch)[..., : batch.layout.obs_size] == (obs * valid)[..., None]).all()
             assert (batch.reward[0].numpy() == obs * valid).all()
             assert (batch.next_obs[0].numpy() == (next_obs * valid)[..., None]).all()
     assert writer.returncode == 0 and ring.head == count

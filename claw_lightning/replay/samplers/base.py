@@ -76,6 +76,11 @@ class Stored(NamedTuple):
     env_steps: int = 0
     updates: int = 0
 
+    @property
+    def total(self) -> int:
+        """Rows of all rings."""
+        return sum(max(0, last - first) * n for (first, last), n in zip(self.spans, self.lanes, strict=True))
+
     def sizes(self) -> np.ndarray:
         """Rows per ring, float64."""
         rows = [max(0, last - first) * n for (first, last), n in zip(self.spans, self.lanes, strict=True)]
@@ -167,12 +172,17 @@ class Uniform(Sampler):
 
     def draw(self, stored: Stored, count: int, rng: np.random.Generator) -> Places:
         """See :meth:`Sampler.draw`."""
-        sizes = stored.sizes()
-        counts = rng.multinomial(count, sizes / sizes.sum()) if len(sizes) > 1 else [count]
+        counts: Sequence[int] = [count]
+        if len(stored.spans) > 1:
+            sizes = stored.sizes()
+            counts = rng.multinomial(count, sizes / sizes.sum())
         parts = []
-        for index, number in enumerate(counts):
+        for index, ((first, last), lanes, number) in enumerate(zip(stored.spans, stored.lanes, counts, strict=True)):
             if number:
-                steps = rng.integers(*stored.spans[index], number)
-                lanes = rng.integers(0, stored.lanes[index], number)
-                parts.append(Places(np.full(number, index), steps, lanes))
+                # Scaled doubles take a quarter of the time of integers(), and 53 bits are enough for any ring.
+                row = (rng.random(number) * ((last - first) * lanes)).astype(np.int64)
+                step = row // lanes
+                row -= step * lanes
+                step += first
+                parts.append(Places(np.full(number, index), step, row))
         return Places.join(parts)
