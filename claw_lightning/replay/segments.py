@@ -15,9 +15,9 @@ class Segments(NamedTuple):
     """Segments of consecutive rows while they are drawn: rows [M, L, W], next_obs [M, L, O], valid [M, L] bool.
 
     Of tasks with images also next_images [M, L, bytes] uint8, and images likewise where the rows hold them compressed.
-    ``valid`` always lies in the host's memory: it is computed there. Of segments of several rows, rows and next_obs are
-    views of ``whole`` [M, L + 1, W], into which the rows and their successor are gathered at once: what follows a row is
-    its next observation, and nothing is copied twice.
+    ``valid`` always lies in the host's memory: it is computed there. Of segments of several rows, rows and next_obs
+    are views of ``whole`` [M, L + 1, W], into which the rows and their successor are gathered at once: what follows a
+    row is its next observation, and nothing is copied twice.
     """
 
     rows: Tensor

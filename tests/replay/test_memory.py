@@ -312,7 +312,7 @@ def test_rows_that_are_overtaken_while_they_are_noted_are_not_taken_for_unusable
     def overtaken(self, index):
         if len(passes) < 3:
             passes.append(index)
-            for t in range(2 * ring.num_steps):
+            for _ in range(2 * ring.num_steps):
                 write_step(ring, [[ring.head, lane] for lane in range(2)], [0, 0])
         return check(self, index)
 
