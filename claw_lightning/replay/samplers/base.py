@@ -175,7 +175,7 @@ class Uniform(Sampler):
         counts: Sequence[int] = [count]
         if len(stored.spans) > 1:
             sizes = stored.sizes()
-            counts = rng.multinomial(count, sizes / sizes.sum())
+            counts = rng.multinomial(count, sizes / sizes.sum()).tolist()
         parts = []
         for index, ((first, last), lanes, number) in enumerate(zip(stored.spans, stored.lanes, counts, strict=True)):
             if number:
