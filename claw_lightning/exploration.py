@@ -28,6 +28,9 @@ class Exploration:
             keeps the others. Below 1, a finger is tried out while the policy holds the rest of the hand in place: a
             pose that differs from a known one in a few joints is all but never met by a wholly uniform action. The
             warm-up replaces all.
+        uniform_scale: uniform actions are drawn from [-uniform_scale, uniform_scale] and clipped to [-1, 1], in the
+            warm-up too. Above 1, the share 1 - 1 / uniform_scale of their components lies at a limit: with joints under
+            position control, an open or a closed finger, which no draw from within the limits gives.
     """
 
     kind: Literal["gaussian", "ornstein_uhlenbeck", "none"] = "gaussian"
@@ -38,6 +41,7 @@ class Exploration:
     uniform: float = 0.0
     uniform_steps: float = 1.0
     uniform_components: float = 1.0
+    uniform_scale: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
@@ -54,12 +58,13 @@ class Exploration:
             raise ConfigError(
                 f"model.exploration.uniform_components is {self.uniform_components}; it is a share, above 0, at most 1"
             )
+        check_numbers("model.exploration", {"uniform_scale": self.uniform_scale}, least=1.0)
         if self.decay_steps < 0 or self.final < 0:
             raise ConfigError("model.exploration: decay_steps and final cannot be negative")
 
     def agent_settings(self) -> dict[str, Any]:
         """Plain settings for OptionAgent."""
-        names = ("kind", "scale_min", "scale_max", "uniform_steps", "uniform_components")
+        names = ("kind", "scale_min", "scale_max", "uniform_steps", "uniform_components", "uniform_scale")
         return {name: getattr(self, name) for name in names}
 
     def at(self, env_steps: int, learning: bool) -> tuple[float, float]:

@@ -305,6 +305,12 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
         "the density of actions that are uniform in part is not known; set it to 1",
     )  # fmt: skip
     refuse(
+        needs_own_actions(h, gradient) and groups["exploration"].uniform_scale > 1,
+        "policy_gradient" if gradient is not None else "actor gaussian",
+        f"exploration.uniform_scale {groups['exploration'].uniform_scale:g}",
+        "the density of actions that lie at a limit is not a finite number; set it to 1",
+    )  # fmt: skip
+    refuse(
         needs_own_actions(h, gradient) and groups["exploration"].kind != "none",
         "policy_gradient" if gradient is not None
         else "option_inference filter" if h.option_inference == "filter" else "n_step_form retrace",

@@ -31,6 +31,8 @@ def test_without_decay_the_noise_stays():
         ({"uniform": 1.5}, "uniform"),
         ({"uniform_components": 0.0}, "uniform_components"),
         ({"uniform_components": 1.1}, "uniform_components"),
+        ({"uniform_scale": 0.9}, "uniform_scale"),
+        ({"uniform_scale": float("inf")}, "uniform_scale"),
         ({"decay_steps": -1}, "decay_steps"),
         ({"final": -1.0}, "final"),
     ],

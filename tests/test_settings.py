@@ -43,6 +43,8 @@ GAUSS = {"actor": "gaussian", "exploration": Exploration(kind="none")}
           "policy_gradient": PolicyGradient()}, "policy_gradient", "exploration.uniform_steps 4"),
         ({"actor": "gaussian", "exploration": Exploration("none", uniform=0.1, uniform_components=0.5),
           "option_inference": "filter"}, "actor gaussian", "exploration.uniform_components 0.5"),
+        ({"actor": "gaussian", "exploration": Exploration("none", uniform=0.1, uniform_scale=1.5),
+          "policy_gradient": PolicyGradient()}, "policy_gradient", "exploration.uniform_scale 1.5"),
     ],
 )  # fmt: skip
 def test_contradictions_name_both_settings(settings, first, second):

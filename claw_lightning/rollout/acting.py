@@ -86,6 +86,7 @@ class OptionAgent:
         self._held = np.zeros(num_lanes, bool)
         self._held_action = np.zeros((num_lanes, action_size))
         self._uniform_components = float(settings.get("uniform_components", 1.0))
+        self._uniform_scale = float(settings.get("uniform_scale", 1.0))
         self._option = np.zeros(num_lanes, np.int32)
         self._age = np.zeros(num_lanes, np.int32)
 
@@ -217,7 +218,7 @@ class OptionAgent:
     def _uniform_action(self, shape: Any, share: float) -> np.ndarray:
         if self.policy.actor.kind == "categorical":
             return self._rng.integers(0, self.policy.actor.action_size, shape).astype(np.float64)
-        drawn = self._rng.uniform(-1.0, 1.0, shape)
+        drawn = np.clip(self._rng.uniform(-self._uniform_scale, self._uniform_scale, shape), -1.0, 1.0)
         if self._uniform_components < 1.0 and share < 1.0:  # before learning begins the policy has nothing to add
             kept = self._rng.random(shape) >= self._uniform_components
             kept[np.arange(shape[0]), self._rng.integers(0, shape[1], shape[0])] = False

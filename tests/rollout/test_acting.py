@@ -395,6 +395,16 @@ def test_uniform_actions_replace_a_share_of_the_components(mean):
     assert replaced[replaced.any(1)].mean(0) == pytest.approx(np.full(size, 0.28), abs=0.03)
 
 
+def test_uniform_actions_from_beyond_the_limits_lie_at_them():
+    lanes = 20_000
+    agent = agent_of(policy={"num_options": 1}, lanes=lanes, exploration=(1.0, 1.0))
+    agent._uniform_scale = 1.5
+    taken = agent.act(np.zeros((lanes, 3), np.float32), np.ones(lanes, bool)).action
+    at_limit = np.abs(taken) == 1.0
+    assert at_limit.mean() == pytest.approx(1 / 3, abs=0.01) and (taken == 1.0).mean() == pytest.approx(1 / 6, abs=0.01)
+    assert taken[~at_limit].std() == pytest.approx(3**-0.5, rel=0.02)
+
+
 def test_the_warm_up_replaces_all_components():
     agent = agent_of(policy={"num_options": 1}, lanes=300, exploration=(1.0, 1.0))
     agent._uniform_steps, agent._uniform_components = 8.0, 0.2
