@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import sys
 import time
@@ -21,7 +20,8 @@ import lightning.pytorch as pl
 import torch
 
 from callbacks import OrderlyStop, RunCheckpoint
-from claw_lightning.ranks import ranks_of
+from claw_lightning.errors import ConfigError
+from claw_lightning.hooks import UpdateCallback
 from claw_lightning.strategy import RankStrategy
 from tests.runs import QUIET, FakeData, make_batch, make_data, make_module, tensors
 
@@ -144,3 +144,31 @@ def lockstep(
         "moments": float(module.moments.count),
         "received": callbacks[0].received,
     }
+
+
+class Spoiler(UpdateCallback):
+    """On rank 1, after a few updates: changes a parameter there alone, or fails."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def on_update_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.global_rank == 1 and module.updates == 5 and self.kind == "drift":
+            next(module.policy.actor.parameters()).data[0] += 1e-3
+        if trainer.global_rank == 1 and module.updates == 5 and self.kind == "error":
+            raise ConfigError("model.nonsense is 7")
+
+
+def wrong(rank: int, size: int, root: Path, kind: str) -> Any:
+    """A run in which something goes wrong on rank 1 alone."""
+    data = {"batch_size": 24 if kind == "settings" and rank == 1 else 16}
+    return lockstep(rank, size, root, data, {"num_options": 1}, callbacks=[Spoiler(kind)])
+
+
+def wait_for(path: Path, group: Group) -> None:
+    """Until a file is there; fails if a rank ends before."""
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        assert all(process.is_alive() for process in group.processes), group.join()
+        time.sleep(0.05)
