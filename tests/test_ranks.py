@@ -71,7 +71,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_the_reverse(tmp_path):
     (single,) = run_ranks(rank_runs.lockstep, tmp_path / "b", more, {"num_options": 2}, ckpt, size=1)
     assert isinstance(single, dict), single
     assert single["env_steps"] == (600, 600, 600)
-    assert single["sampled"] == 16 * single["updates"]  # counted on from both
+    assert single["sampled"] == 16 * (single["updates"] + first[0]["updates"])  # counted on from both
     ckpt = str(tmp_path / "b/checkpoints/last.ckpt")
     assert (tmp_path / "b/checkpoints/replay/DONE").is_file()
     again = run_ranks(rank_runs.lockstep, tmp_path / "c", {"max_env_steps": 1000}, {"num_options": 2}, ckpt)
@@ -133,8 +133,8 @@ def test_merged_moments_are_those_of_all_observations():
 
 def test_merged_metrics_are_sums_extremes_or_means():
     found = [
-        {"replay/steps": 10.0, "loss/critic": 1.0, "staleness/max": 3.0, "rate/learner_wait": 0.5, "memory/free_gb": 2.0},
-        {"replay/steps": 20.0, "loss/critic": 3.0, "staleness/max": 1.0, "rate/learner_wait": 0.1, "rollout/return": 7.0},
+        {"replay/steps": 10.0, "loss/critic": 1.0, "staleness/max": 3.0, "rate/learner_wait": 0.5, "memory/free_gb": 2},
+        {"replay/steps": 20.0, "loss/critic": 3.0, "staleness/max": 1.0, "rate/learner_wait": 0.1, "rollout/return": 7},
     ]  # fmt: skip
     merged = merge_metrics(found)
     assert (merged["replay/steps"], merged["loss/critic"], merged["staleness/max"]) == (30.0, 2.0, 3.0)
