@@ -1,15 +1,20 @@
 """Several ranks: real processes over gloo, in lock-step where simulators are needed."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from claw_lightning import ranks
-from claw_lightning.ranks import Ranks, deal_state, env_steps_of, merge_metrics, merge_moments
+from claw_lightning.errors import ConfigError, RankError
+from claw_lightning.ranks import Ranks, Watch, deal_state, env_steps_of, merge_metrics, merge_moments
 from claw_lightning.rollout.normalizer import batch_moments
 from claw_lightning.rollout.ring import FIRST, TERMINATED
 from tests import rank_runs
 from tests.rank_runs import run_ranks
+from tests.runs import wait_until
 
 
 def largest_error(one, other):
@@ -116,6 +121,44 @@ def test_what_goes_wrong_on_one_rank_is_told_on_all(tmp_path, kind):
     assert one.startswith(said[0]), one
     assert two.startswith(said[1]), two
     assert kind != "drift" or "differs between rank 0 and rank 1" in one
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """The store that rank 0's process group would hold; beats and patience are short, and nobody is ended."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    monkeypatch.setattr(ranks, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(ranks, "LOST_SECONDS", 0.5)
+    ended = []
+    monkeypatch.setattr(ranks, "end_unless_over", ended.append)
+    yield ended
+    del server  # it ends with the last reference
+
+
+def test_a_rank_that_is_silent_counts_as_lost_and_one_that_has_finished_does_not(store):
+    one = Watch(Ranks(0, 2), 0)
+    two = Watch(Ranks(1, 2), 0)
+    two.close("")
+    time.sleep(1.0)
+    one.check()
+    one.close("")
+    three = Watch(Ranks(0, 2), 1)  # the other one never comes to the next run
+    wait_until(lambda: store, 30.0, "the silence was not noticed")
+    with pytest.raises(RankError, match="rank 1 has not been heard of"):
+        three.check()
+
+
+def test_last_words_reach_the_others(store):
+    one, two = Watch(Ranks(0, 2), 0), Ranks(1, 2)
+    two._watch = Watch(two, 0)
+    two.fail(ConfigError("data.x is wrong"))
+    wait_until(lambda: store, 30.0, "the words did not arrive")
+    with pytest.raises(RankError, match="rank 1 failed: data.x is wrong"):
+        one.check()
+    assert two.is_over
+    assert two.gather("mine") == ["mine"]  # calls nobody any more
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
