@@ -206,7 +206,7 @@ class RunCheckpoint(Checkpoint):
                 failed = error
         self._aside = aside
         try:
-            with direct_io(trainer) as held:
+            with os_errors(), direct_io(trainer) as held:
                 trainer.save_checkpoint(aside)
             if not trainer.is_global_zero:
                 return

@@ -453,7 +453,10 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def _join_ranks(self) -> None:
         """Take this rank's part of what all ranks do together."""
-        if self.ranks is not SINGLE or self.trainer is None:
+        if self.trainer is None:
+            return
+        if self.ranks is not SINGLE:
+            self.ranks.begin()
             return
         self.ranks = ranks = ranks_of(self.trainer)
         if ranks.size == 1:

@@ -89,13 +89,14 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_the_reverse(tmp_path):
     assert one["stored"] + two["stored"] >= 950  # little of the experience is lost on the way: what borders cost
 
 
-def test_when_a_rank_dies_the_others_end_and_say_so(tmp_path):
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_a_rank_dies_the_others_end_and_say_so(tmp_path, killed):
     group = rank_runs.Group(rank_runs.lockstep, tmp_path, {"max_env_steps": 0}, {"num_options": 1})
     rank_runs.wait_for(tmp_path / "checkpoints/last.ckpt.done", group)
-    group.processes[1].kill()
-    said, nothing = group.join()
-    assert nothing is None
-    assert said.startswith("RankError: "), said
+    group.processes[killed].kill()
+    found = group.join()
+    assert found[killed] is None
+    assert found[1 - killed].startswith("RankError: "), found
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["claw"]["updates"] > 0
 
 
