@@ -12,7 +12,7 @@ from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
-from claw_lightning.ranks import Ranks, ranks_of
+from claw_lightning.ranks import SINGLE, Ranks, ranks_of
 from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.networks import mlp
 from claw_lightning.rollout.normalizer import Normalizer, RunningMoments
@@ -42,7 +42,7 @@ class _Distillation(nn.Module):
         """Mean squared error of the prediction, [M, O] normalised -> [M]."""
         return (self.predictor(obs) - self.target(obs)).square().mean(-1)
 
-    def scale(self, error: Tensor, ranks: Ranks) -> Tensor:
+    def scale(self, error: Tensor, ranks: Ranks = SINGLE) -> Tensor:
         """Running standard deviation of all errors of all ranks so far, these [M] included; all on the device."""
         error = error.double()
         count, mean = torch.full((), float(len(error)), dtype=torch.float64, device=error.device), error.mean()
@@ -92,7 +92,7 @@ class NoveltyBonus(UpdateCallback):
         self._sum: Any = 0.0  # tensor on the module's device between logging steps
         self._count = 0
 
-    def _prepare(self, obs_size: int, device: torch.device, ranks: Ranks) -> _Distillation:
+    def _prepare(self, obs_size: int, device: torch.device, ranks: Ranks = SINGLE) -> _Distillation:
         networks = self._networks
         if networks is not None and networks.obs_size == obs_size and networks.error_count.device == device:
             return networks
