@@ -19,11 +19,12 @@ import lightning.pytorch as pl
 import psutil
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
 from claw_lightning.files import sync
+from claw_lightning.ranks import ranks_of, run_folder
 from claw_lightning.replay.storage import REPLAY_FOLDER
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,7 @@ class RunCheckpoint(Checkpoint):
 
     def folder(self, trainer: pl.Trainer) -> Path:
         """Where the files go."""
-        root = trainer.log_dir or trainer.default_root_dir
-        return Path(self.dirpath) if self.dirpath else Path(root) / "checkpoints"
+        return Path(self.dirpath) if self.dirpath else run_folder(trainer) / "checkpoints"
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the newest, and the best by the monitored value."""
@@ -114,7 +114,11 @@ class RunCheckpoint(Checkpoint):
             raise ClawError(self._failure(trainer, "last.ckpt", error)) from error
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Keep what was learned before an error, where a state exists and can be written."""
+        """Keep what was learned before an error, where a state exists and can be written.
+
+        Each rank by itself: rank 0 the networks, which are those of all, and every one its own experience.
+        """
+        ranks_of(trainer).fail(exception, trainer)
         if trainer.state.fn == "fit" and trainer.global_step > 0 and not self._is_over:
             self._save_replay(trainer)
             self._try_save(trainer, "last.ckpt")
@@ -126,7 +130,9 @@ class RunCheckpoint(Checkpoint):
                 os.unlink(self._aside)
 
     def _save_marks(self, trainer: pl.Trainer) -> None:
-        while self._marks and time.time() - self._started >= 60.0 * self._marks[0] and time.time() >= self._retry_at:
+        while self._marks and ranks_of(trainer).anyone(
+            time.time() - self._started >= 60.0 * self._marks[0] and time.time() >= self._retry_at
+        ):
             if self._try_save(trainer, f"minute-{self._marks[0]:g}.ckpt"):
                 self._marks.pop(0)
             else:
@@ -140,7 +146,7 @@ class RunCheckpoint(Checkpoint):
         """
         save = getattr(getattr(trainer, "datamodule", None), "save_replay", None)
         is_idle = trainer.fast_dev_run or getattr(trainer.lightning_module, "diverged", False)  # type: ignore[attr-defined]
-        if not self.replay or save is None or is_idle or not trainer.is_global_zero:
+        if not self.replay or save is None or is_idle:
             return
         try:
             save(self.folder(trainer) / REPLAY_FOLDER)
@@ -154,7 +160,8 @@ class RunCheckpoint(Checkpoint):
         try:
             self._save(trainer, name)
         except OSError as error:
-            log.error("%s", self._failure(trainer, name, error))
+            if trainer.is_global_zero:
+                log.error("%s", self._failure(trainer, name, error))
             return False
         return True
 
@@ -164,7 +171,7 @@ class RunCheckpoint(Checkpoint):
         return f"{path} could not be written ({error.strerror or error}): {CURE}{kept}"
 
     def _save(self, trainer: pl.Trainer, name: str) -> None:
-        """Write one checkpoint and its marker.
+        """Write one checkpoint and its marker; with several ranks all are to be called, and fail together.
 
         In this order a stop at any point leaves a checkpoint that can be read, and no marker of another one.
 
@@ -174,17 +181,38 @@ class RunCheckpoint(Checkpoint):
         if trainer.fast_dev_run or getattr(trainer.lightning_module, "diverged", False):  # type: ignore[attr-defined]
             return
         folder = self.folder(trainer)
+        ranks = ranks_of(trainer)
+        if ranks.size == 1:
+            self._write(trainer, folder, name)
+            return
+        error: OSError | None = None
+        try:
+            self._write(trainer, folder, name)
+        except OSError as caught:
+            error = caught
+        told = ranks.broadcast(None if error is None else (error.errno, error.strerror or str(error)))
+        if told is not None:
+            raise error or OSError(*told)
+
+    def _write(self, trainer: pl.Trainer, folder: Path, name: str) -> None:
         path, marker = folder / name, folder / (name + MARKER)
         aside = folder / f".{name}.{os.getpid()}"
+        failed: OSError | None = None
         if trainer.is_global_zero:
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_left_over(folder)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                remove_left_over(folder)
+            except OSError as error:
+                failed = error
         self._aside = aside
         try:
-            with os_errors(), direct_io(trainer):
+            with os_errors(), direct_io(trainer) as held:
                 trainer.save_checkpoint(aside)
             if not trainer.is_global_zero:
                 return
+            with os_errors():
+                if failed or held.error:
+                    raise failed or held.error  # type: ignore[misc]
             sync(aside)
             size = aside.stat().st_size
             if marker.exists():
@@ -226,6 +254,29 @@ class RunCheckpoint(Checkpoint):
         self.best = state_dict["best"]
 
 
+class HeldIO(CheckpointIO):
+    """Another plug-in whose failure to write waits in ``error``: all ranks meet once more when rank 0 has written."""
+
+    def __init__(self, inner: CheckpointIO) -> None:
+        self.inner = inner
+        self.error: Exception | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write."""
+        try:
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+        except (OSError, RuntimeError) as error:
+            self.error = error
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """As the other."""
+        return self.inner.load_checkpoint(*args, **kwargs)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """As the other."""
+        self.inner.remove_checkpoint(path)
+
+
 class DirectIO(TorchCheckpointIO):
     """Writes to the given path itself. Lightning's own way leads through a file in /tmp, which a SIGKILL leaves."""
 
@@ -238,15 +289,17 @@ class DirectIO(TorchCheckpointIO):
 
 
 @contextlib.contextmanager
-def direct_io(trainer: pl.Trainer) -> Iterator[None]:
-    """Save by :class:`DirectIO`, unless the user has chosen a plug-in for checkpoints."""
+def direct_io(trainer: pl.Trainer) -> Iterator[HeldIO]:
+    """Save by :class:`DirectIO`, unless the user has chosen a plug-in for checkpoints; failures are held back."""
     strategy = getattr(trainer, "strategy", None)
-    if strategy is None or type(strategy.checkpoint_io) is not TorchCheckpointIO:
-        yield
+    if strategy is None:
+        yield HeldIO(DirectIO())
         return
-    before, strategy.checkpoint_io = strategy.checkpoint_io, DirectIO()
+    before = strategy.checkpoint_io
+    held = HeldIO(DirectIO() if type(before) is TorchCheckpointIO else before)
+    strategy.checkpoint_io = held
     try:
-        yield
+        yield held
     finally:
         strategy.checkpoint_io = before
 

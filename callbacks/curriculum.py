@@ -11,6 +11,7 @@ from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
+from claw_lightning.ranks import ranks_of
 from claw_lightning.replay import ReplayBatch
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,8 @@ class Curriculum(UpdateCallback):
             self._warned = True
             return
         in_average = data.episodes.recent.maxlen if self.metric.startswith("rollout/") else 0
-        if data.episodes.total - self._since_episodes < in_average or not float(value) >= self.threshold:
+        is_over = data.episodes.total - self._since_episodes >= in_average and float(value) >= self.threshold
+        if not ranks_of(trainer).everyone(is_over):
             return
         self.stage += 1
         self._since_steps, self._since_episodes = data.env_steps, data.episodes.total

@@ -14,6 +14,7 @@ import lightning.pytorch as pl
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import end_run
 from claw_lightning.metrics import EpisodeStatistics
+from claw_lightning.ranks import run_folder
 from claw_lightning.rollout.collector import Episode
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class EpisodeLog(pl.Callback):
     * ``return``: undiscounted; ``nan`` or ``inf`` where a reward was.
     * ``length``: in steps.
     * ``success``: at the last step; empty where the task does not tell.
+
+    With several ranks the lines are of the episodes of rank 0; ``env_steps`` and ``max_episodes`` count those of all.
 
     Lines are written about once per second and at the end, also after an error. A file that exists is continued: the
     numbers of a run that is resumed from a checkpoint go back to the checkpoint's.
@@ -60,7 +63,7 @@ class EpisodeLog(pl.Callback):
         """Open the log and listen."""
         if stage != "fit" or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder = run_folder(trainer)
         self._file = self._prepare(Path(self.path) if self.path else folder / "episodes.csv")
         self._last_write = time.monotonic()
         self._data = trainer.datamodule  # type: ignore[attr-defined]
@@ -119,7 +122,7 @@ class EpisodeLog(pl.Callback):
     ) -> None:
         """Write what is waiting, where it is time; end the run where enough episodes have been played."""
         self._write_if_due()
-        if 0 < self.max_episodes <= trainer.datamodule.episodes.total:  # type: ignore[attr-defined]
+        if 0 < self.max_episodes <= trainer.datamodule.episodes_finished:  # type: ignore[attr-defined]
             end_run(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -12,6 +12,7 @@ from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
+from claw_lightning.ranks import SINGLE, Ranks, ranks_of
 from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.networks import mlp
 from claw_lightning.rollout.normalizer import Normalizer, RunningMoments
@@ -41,13 +42,19 @@ class _Distillation(nn.Module):
         """Mean squared error of the prediction, [M, O] normalised -> [M]."""
         return (self.predictor(obs) - self.target(obs)).square().mean(-1)
 
-    def scale(self, error: Tensor) -> Tensor:
-        """Running standard deviation of all errors so far, these [M] included; nothing leaves the device."""
+    def scale(self, error: Tensor, ranks: Ranks = SINGLE) -> Tensor:
+        """Running standard deviation of all errors of all ranks so far, these [M] included; all on the device."""
         error = error.double()
-        count, mean = float(len(error)), error.mean()
+        count, mean = torch.full((), float(len(error)), dtype=torch.float64, device=error.device), error.mean()
+        squares = (error - mean).square().sum()
+        if ranks.size > 1:
+            count, sums, products = ranks.mean(count, error.sum(), error.square().sum())
+            mean = sums / count
+            squares = (products - count * mean.square()).clamp_min(0.0) * ranks.size
+            count = count * ranks.size
         total = self.error_count + count
         delta = mean - self.error_mean
-        self.error_squares += (error - mean).square().sum() + delta.square() * (self.error_count * count / total)
+        self.error_squares += squares + delta.square() * (self.error_count * count / total)
         self.error_mean += delta * (count / total)
         self.error_count.copy_(total)
         return (self.error_squares / total).sqrt().clamp_min(1e-8).float()
@@ -85,13 +92,14 @@ class NoveltyBonus(UpdateCallback):
         self._sum: Any = 0.0  # tensor on the module's device between logging steps
         self._count = 0
 
-    def _prepare(self, obs_size: int, device: torch.device) -> _Distillation:
+    def _prepare(self, obs_size: int, device: torch.device, ranks: Ranks = SINGLE) -> _Distillation:
         networks = self._networks
         if networks is not None and networks.obs_size == obs_size and networks.error_count.device == device:
             return networks
         if networks is not None and networks.obs_size == obs_size:  # another run, on another device
             self._restored = self.state_dict()
         networks = _Distillation(obs_size, self.embedding_size, self.hidden).to(device)
+        ranks.broadcast_module(networks)
         optimizer = torch.optim.Adam(networks.predictor.parameters(), lr=self.lr)
         if self._restored:
             try:
@@ -109,7 +117,8 @@ class NoveltyBonus(UpdateCallback):
         """Bonus of a batch, [U, B] or [U, B, L] (0 outside segments); then one step of the predictor."""
         if batch.layout.image_size:
             raise ConfigError("NoveltyBonus looks at observations, not at images, which this task has; leave it out")
-        networks = self._prepare(batch.next_obs.shape[-1], batch.next_obs.device)
+        ranks = ranks_of(trainer)
+        networks = self._prepare(batch.next_obs.shape[-1], batch.next_obs.device, ranks)
         networks.moments.update(batch.moments)
         networks.moments.write_to(networks.normalizer)
         bonus = torch.zeros(batch.next_obs.shape[:-1], device=batch.next_obs.device)
@@ -119,22 +128,23 @@ class NoveltyBonus(UpdateCallback):
             obs = networks.normalizer(raw.float())
             with torch.no_grad():
                 error = networks.error(obs)
-                value = error * (self.reward_scale / networks.scale(error))
+                value = error * (self.reward_scale / networks.scale(error, ranks))
             if batch.valid is None:
                 bonus = value.view_as(bonus)
             else:
                 bonus[batch.valid] = value
-            self._learn(networks, obs)
+            self._learn(networks, obs, ranks)
         self._sum = self._sum + error.mean()
         self._count += 1
         return bonus
 
-    def _learn(self, networks: _Distillation, obs: Tensor) -> None:
+    def _learn(self, networks: _Distillation, obs: Tensor, ranks: Ranks) -> None:
         assert self._optimizer is not None
         if len(obs) > TRAINED_ROWS:
             obs = obs[torch.randint(len(obs), (TRAINED_ROWS,), device=obs.device)]
         self._optimizer.zero_grad(set_to_none=True)
         networks.error(obs).mean().backward()
+        ranks.average_gradients(networks.predictor.parameters())
         self._optimizer.step()
 
     def metrics(self) -> dict[str, Any]:

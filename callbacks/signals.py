@@ -17,6 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from callbacks.checkpoints import RunCheckpoint
+from claw_lightning.ranks import ranks_of
 from claw_lightning.signals import SAME_REQUEST_SECONDS, StartUpSignals, release_closed_streams
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class OrderlyStop(pl.Callback):
         self._received_at = 0.0
         self._previous: dict[int, Any] = {}
         self._is_active = False
+        self._is_alone = True
         self._trainer: pl.Trainer | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -46,6 +48,13 @@ class OrderlyStop(pl.Callback):
         data: Any = getattr(trainer, "datamodule", None)
         if data is not None:
             data.stop_requested = lambda: self.received is not None
+            data.stop_number = lambda: self.received or 0
+            data.stopped_elsewhere = self._stopped_elsewhere
+        connector: Any = getattr(trainer, "_signal_connector", None)
+        self._is_alone = getattr(trainer, "world_size", 1) == 1
+        if not self._is_alone and connector is not None:
+            # Lightning's own handler calls all ranks from inside a signal, whatever they are doing, and they hang.
+            connector._sigterm_notifier_fn = lambda number, frame: None
         self._is_active = True
         self._take(remember=True)
 
@@ -87,11 +96,17 @@ class OrderlyStop(pl.Callback):
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = number, now
-            if self._trainer is not None:
+            # With several ranks the data module tells the others first, and all stop after the same step.
+            if self._trainer is not None and self._is_alone:
                 self._trainer.should_stop = True
             tell(f"\n{signal.Signals(number).name}: stopping after this step; once more to end at once\n")
         elif number == signal.SIGINT or now - self._received_at > SAME_REQUEST_SECONDS:
             self._end_now()
+
+    def _stopped_elsewhere(self, number: int) -> None:
+        """Another rank was asked to stop: this one ends with it, and with the same exit status."""
+        if self.received is None and number in signal.valid_signals():
+            self.received, self._received_at = number, time.monotonic()
 
     def _end_now(self) -> None:
         # This frame lies above whatever the process was doing; should a lock of that be waited for below, end all the
@@ -119,6 +134,7 @@ class OrderlyStop(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the signals back; Lightning calls no ``teardown`` after an error."""
+        ranks_of(trainer).fail(exception, trainer)
         self.teardown(trainer, pl_module, "")
 
 

@@ -60,8 +60,10 @@ def make_cli_class() -> Any:
     import callbacks
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
+    from claw_lightning.ranks import run_folder
     from claw_lightning.rollout.envs import CodedEnv, EnvPoolEnv, FaultyEnv, FourRoomsEnv, GymnasiumEnv, VectorEnv
     from claw_lightning.rollout.envs.base import plain_init_args
+    from claw_lightning.strategy import refuse, register
 
     shipped_adapters = (
         CodedEnv,
@@ -72,6 +74,7 @@ def make_cli_class() -> Any:
     )  # imported, so that their bare names are known
     assert all(issubclass(adapter, VectorEnv) for adapter in shipped_adapters)
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+    register()
 
     class OneLineParser(LightningArgumentParser):
         """Raises what is wrong instead of printing pages of usage above it."""
@@ -125,7 +128,7 @@ def make_cli_class() -> Any:
             """Say what came out."""
             self._print_figures()
             if self.trainer.is_global_zero and not getattr(self.trainer, "fast_dev_run", False):
-                say(f"run folder: {self.trainer.log_dir or self.trainer.default_root_dir}")
+                say(f"run folder: {run_folder(self.trainer)}")
 
         def after_validate(self) -> None:
             """Say what came out."""
@@ -142,6 +145,8 @@ def make_cli_class() -> Any:
         def instantiate_trainer(self, **kwargs: Any) -> Any:
             """Add shipped callbacks of which the configuration has none of the kind."""
             settings = self._get(self.config_init, "trainer", default={})
+            if isinstance(settings.get("strategy"), str):
+                refuse(settings["strategy"])
             chosen = settings.get("callbacks") or []
             chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
             wanted: list[type[Callback]] = [callbacks.OrderlyStop, callbacks.WorkerHealth, callbacks.OptionDiagnostics]
@@ -261,7 +266,11 @@ def set_up_messages() -> None:
     for handler in logging.getLogger().handlers:
         if not any(isinstance(f, NoiseFilter) for f in handler.filters):
             handler.addFilter(NoiseFilter())
+    # Of several ranks of a machine one tells how the run goes; all have log files, and all tell what is wrong.
     logging.getLogger("claw_lightning").setLevel(logging.INFO)
+    if rank_suffix():
+        for handler in logging.getLogger().handlers:
+            handler.setLevel(logging.WARNING)
     for text in (
         ".*does not have many workers.*",
         ".*The `srun` command is available.*",
@@ -312,8 +321,14 @@ def report(error: BaseException) -> int:
     except OSError:
         where = ""
     with contextlib.suppress(OSError):  # the terminal may have gone
-        print(f"lightning: error: {line}{where}", file=sys.stderr, flush=True)
+        print(f"lightning: error{rank_suffix()}: {line}{where}", file=sys.stderr, flush=True)
     return 2 if isinstance(error, UsageError) else 1
+
+
+def rank_suffix() -> str:
+    """Which rank of this machine speaks, where it is not the one that was started by the user."""
+    number = os.environ.get("LOCAL_RANK", "0")
+    return f" (rank {number} of this machine)" if number not in ("", "0") else ""
 
 
 def interrupted(number: int) -> int:

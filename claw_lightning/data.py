@@ -38,6 +38,16 @@ from claw_lightning.logs import log_to_file, log_traceback
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
 from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
+from claw_lightning.ranks import (
+    RANK_STRIDE,
+    SINGLE,
+    Ranks,
+    deal_state,
+    env_steps_of,
+    merge_moments,
+    ranks_of,
+    run_folder,
+)
 from claw_lightning.rate import RateLimiter
 from claw_lightning.replay import Hindsight, Relabeller, ReplayBatch, ReplayMemory, Sampler
 from claw_lightning.replay.episodes import EpisodeIndex
@@ -46,6 +56,7 @@ from claw_lightning.replay.minari import minari_rings
 from claw_lightning.replay.prefetch import CLOSE_SECONDS, Prefetcher, Transfer
 from claw_lightning.replay.resident import ResidentReplay, free_bytes
 from claw_lightning.replay.samplers import Places, Uniform
+from claw_lightning.replay.shards import ReplayShare, clear_others, find_shards, mark_complete, shard_folder
 from claw_lightning.replay.storage import DONE, REPLAY_FOLDER, StoredReplay, discard_replay, load_replay, save_replay
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
@@ -60,6 +71,7 @@ from claw_lightning.rollout.ring import LaneRing, RowLayout
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.001
+STOP_WITHOUT_SIGNAL = 1000  # above all numbers of signals
 AHEAD_SECONDS = 0.05  # of waiting for the thread that draws ahead, between looks at the workers
 MINARI = "minari:"
 
@@ -215,11 +227,17 @@ class ReplayDataModule(pl.LightningDataModule):
         self.versions: dict[str, str] = {}
         self.pool: WorkerPool | None = None
         self.memory: ReplayMemory | None = None
+        #: The ranks of the run (:mod:`claw_lightning.ranks`); what follows is this rank's own, but for env_steps.
+        self.ranks: Ranks = SINGLE
         self.limiter = self._new_limiter()
         self.episodes = EpisodeStatistics()
         self.learner_wait = 0.0
         self._mark: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
+        self._rank_mark = 0.0
         self.stop_requested: Callable[[], bool] = lambda: False
+        #: Number of the signal that asked this rank to stop, 0 if none did; and what is told of another rank's.
+        self.stop_number: Callable[[], int] = lambda: 0
+        self.stopped_elsewhere: Callable[[int], None] = lambda number: None
         self._process_bytes = (0, 0)  # of a process with one lane, of each further lane
         self._mailbox: Mailbox | None = None
         self._published = 0
@@ -229,7 +247,11 @@ class ReplayDataModule(pl.LightningDataModule):
         self._eval_requests = 0
         self._restored_steps = 0
         self._sampler_state: dict[str, Any] | None = None
-        self._stored: StoredReplay | None = None
+        self._stored: ReplayShare | None = None
+        self._global_steps = 0  # of all ranks, when they last met
+        self._global_episodes = 0
+        self._achieved = 0.0
+        self._wants_end = self._ends = False
         self._run_id = uuid.uuid4().hex  # by which checkpoints and the replay beside them know each other
         self._is_resumed = False
         self._reward_env: VectorEnv | None = None
@@ -355,21 +377,20 @@ class ReplayDataModule(pl.LightningDataModule):
 
     @property
     def seed(self) -> int:
-        """Base seed; workers add their index."""
-        if self._seed is not None:
-            return self._seed
-        return int(os.environ.get("PL_GLOBAL_SEED", 0))
+        """Base seed of this rank; workers add their index."""
+        base = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._seed is None else self._seed
+        return base + RANK_STRIDE * self.ranks.rank
 
     def _new_limiter(self) -> RateLimiter:
-        step = self.envs_per_worker  # granularity in which workers insert
+        step, size = self.envs_per_worker, self.ranks.size  # step: granularity in which workers insert
         try:
             limiter = RateLimiter(
                 self.samples_per_insert,
-                -(-self.warmup_steps // step) * step,
+                -(-self.warmup_steps // (step * size)) * step,
                 self.batch_size * self.updates_per_step,
                 self.lanes,
                 self.rate_band,
-                self.max_env_steps // step * step,
+                self.max_env_steps // (step * size) * step,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -383,12 +404,25 @@ class ReplayDataModule(pl.LightningDataModule):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps inserted since the beginning of the run (resumed runs included)."""
-        return self.limiter.inserted
+        """Environment steps inserted by all ranks since the beginning of the run (resumed runs included)."""
+        return self.limiter.inserted if self.ranks.size == 1 else self._global_steps
+
+    @property
+    def episodes_finished(self) -> int:
+        """Training episodes finished on all ranks."""
+        return self.episodes.total if self.ranks.size == 1 else self._global_episodes
+
+    def ask_to_stop(self) -> None:
+        """End the run after the next training step, on all ranks and with a validation on the way out."""
+        self._wants_end = True
 
     @property
     def finished(self) -> bool:
         """Whether ``max_env_steps`` have been collected and learned from."""
+        return self._has_finished if self.ranks.size == 1 else self._ends
+
+    @property
+    def _has_finished(self) -> bool:
         return self.limiter.finished and self._samples_ahead == 0
 
     @property
@@ -401,6 +435,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Learn the task's sizes from a short-lived worker, and share out the cores."""
+        self._join_ranks()
         log_to_file(self.log_path("learner"))
         if stage == "fit" and self.replay_device != "cpu" and not torch.cuda.is_available():
             raise ConfigError(f"data.replay_device is '{self.replay_device}', but torch finds no GPU here; use cpu")
@@ -414,7 +449,37 @@ class ReplayDataModule(pl.LightningDataModule):
             torch.set_num_threads(self.learner_threads)
         else:
             workers = self.num_workers * self.worker_threads if self.mode == "overlapped" else 0
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - workers))
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.ranks.local_size - workers))
+
+    def _join_ranks(self) -> None:
+        """Take this rank's part of what all ranks do together."""
+        if self.trainer is None:
+            return
+        if self.ranks is not SINGLE:
+            self.ranks.begin()
+            return
+        self.ranks = ranks = ranks_of(self.trainer)
+        if ranks.size == 1:
+            return
+        ranks.begin()
+        for name in ("record_events", "replay_events"):
+            if getattr(self, name):
+                raise ConfigError(f"data.{name} is of one rank, this run has {ranks.size}; use trainer.devices 1")
+        names = (
+            "num_workers", "envs_per_worker", "capacity", "batch_size", "updates_per_step", "samples_per_insert",
+            "rate_band", "warmup_steps", "max_env_steps", "mode", "eval_episodes", "eval_seed", "sampler", "hindsight",
+        )  # fmt: skip
+        settings = {f"data.{name}": getattr(self, name) for name in names}
+        ranks.check_settings({**settings, "data.sampler": _plain(self.sampler), "data.env": asdict(self.env)})
+        self.limiter = self._new_limiter()
+        self._run_id = ranks.broadcast(self._run_id)
+        cores = len(os.sched_getaffinity(0))
+        wanted = ranks.local_size * ((self.learner_threads or 1) + self.num_workers * self.worker_threads)
+        if self.mode == "overlapped" and wanted > cores and ranks.rank == 0:
+            log.warning(
+                "%d ranks with their workers need %d threads on %d cores: every process will be slower than it need be",
+                ranks.local_size, wanted, cores,
+            )  # fmt: skip
 
     def describe(self) -> tuple[EnvSpec, dict[str, str]]:
         """Sizes and versions of the task, found in the workers' interpreter.
@@ -484,7 +549,8 @@ class ReplayDataModule(pl.LightningDataModule):
             learner=learner_bytes(0, batch),
         )
         log.info("memory needed: %s", estimate.describe())
-        refuse_oversized(estimate, available_memory(), self.capacity, layout.step_bytes)
+        # Every rank of this machine is about to need as much.
+        refuse_oversized(estimate, available_memory() // self.ranks.local_size, self.capacity, layout.step_bytes)
 
     def layout(self, spec: EnvSpec) -> RowLayout:
         """Packed row of a task."""
@@ -521,12 +587,15 @@ class ReplayDataModule(pl.LightningDataModule):
         finally:
             if is_held:
                 self._drawing.release()
-        return {
+        state = {
             "limiter": limiter,
             "episodes": self.episodes.state_dict(),
             "sampler": {type(self.sampler).__name__: sampler},
             "run": self._run_id,
         }
+        if self.ranks.size == 1:
+            return state
+        return {**state, "ranks": self.ranks.gather(state), "world": self.ranks.size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`.
@@ -535,6 +604,8 @@ class ReplayDataModule(pl.LightningDataModule):
         warm-up's, the stream refills to the warm-up size before the first update.
         """
         self._is_resumed = True
+        self._global_steps = env_steps_of(state)
+        state = deal_state(state, self.ranks.rank, self.ranks.size)
         self._run_id = state.get("run", self._run_id)
         self._stored = self._replay_beside_checkpoint()
         refill = max(0, self.limiter.warmup - (0 if self._stored is None else self._stored.stored))
@@ -547,15 +618,16 @@ class ReplayDataModule(pl.LightningDataModule):
         self.episodes.load_state_dict(state["episodes"])
         self._sampler_state = state.get("sampler", {}).get(type(self.sampler).__name__)  # another one begins anew
 
-    def _replay_beside_checkpoint(self) -> StoredReplay | None:
+    def _replay_beside_checkpoint(self) -> ReplayShare | None:
         trainer = self.trainer
         if trainer is None or trainer.state.fn != "fit" or not trainer.ckpt_path:
             return None
         folder = Path(trainer.ckpt_path).parent / REPLAY_FOLDER
-        if not (folder / DONE).is_file():
+        shards = find_shards(folder)
+        if not shards:
             log.info("no replay lies beside %s: the memory is filled anew before learning goes on", trainer.ckpt_path)
             return None
-        stored = load_replay(folder)
+        stored = ReplayShare(folder, shards, self.ranks.rank, self.ranks.size)
         if stored.run != self._run_id:
             log.warning("%s is the replay of another run than %s: the memory is filled anew", folder, trainer.ckpt_path)
             return None
@@ -563,10 +635,12 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Close the workers (normal end)."""
+        self.ranks.finish()
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
         """Close the workers (exception or signal; Lightning calls no teardown then)."""
+        self.ranks.fail(exception, self.trainer)
         log_traceback(exception)
         self.close()
 
@@ -607,12 +681,12 @@ class ReplayDataModule(pl.LightningDataModule):
     @property
     def run_folder(self) -> Path:
         """Folder of the run."""
-        trainer = self.trainer
-        return Path((trainer.log_dir or trainer.default_root_dir) if trainer is not None else os.getcwd())
+        return run_folder(self.trainer) if self.trainer is not None else Path(os.getcwd())
 
     def log_path(self, name: str) -> Path:
-        """Log file of a process: in ``logs/`` of the run's folder."""
-        return self.run_folder / "logs" / f"{name}.log"
+        """Log file of a process: in ``logs/`` of the run's folder. Those of further ranks carry their number."""
+        prefix = f"rank_{self.ranks.rank}_" if self.ranks.rank else ""
+        return self.run_folder / "logs" / f"{prefix}{name}.log"
 
     def _settings(self, mode: str, worker: int) -> dict[str, Any]:
         return {
@@ -671,10 +745,12 @@ class ReplayDataModule(pl.LightningDataModule):
         if module.updates > 0:  # resumed: what is collected now is not the work of version 0
             self.publish(module.policy, module.updates)
         self._segment_length = module.segment_length
-        agent = module.agent_settings()
+        agent, rank = module.agent_settings(), self.ranks.rank
         if self.mode == "lockstep":
             control = Control()
             env = self._make_local_env(lanes, self.seed, "collect")
+            # The noise scales are dealt to the lanes of all ranks.
+            agent = dict(agent, worker=rank, num_workers=self.ranks.size)
             option_agent = OptionAgent(num_lanes=lanes, seed=self.seed, **agent)
             collector = Collector(
                 env, option_agent, rings[0], mailbox, control, self.episodes.add, self.seed, self.pull_every
@@ -688,7 +764,11 @@ class ReplayDataModule(pl.LightningDataModule):
         for index, ring in enumerate(rings):
             settings = dict(
                 self._settings("collect", index),
-                agent=dict(agent, worker=index, num_workers=self.num_workers),
+                agent=dict(
+                    agent,
+                    worker=rank * self.num_workers + index,
+                    num_workers=self.ranks.size * self.num_workers,
+                ),
                 layout=layout.settings(),
                 num_steps=ring.num_steps,
                 ring_fd=ring.block.fd,
@@ -751,12 +831,8 @@ class ReplayDataModule(pl.LightningDataModule):
         if self._stored is None:
             return
         started = time.perf_counter()
-        shapes = [(ring.num_steps, ring.num_lanes) for ring in rings]
         try:
-            if [(ring.num_steps, ring.num_lanes) for ring in self._stored.rings] == shapes:
-                self._stored.restore(rings)
-            else:
-                self._stored.deal(rings)
+            self._stored.fill(rings)
         except ConfigError as error:
             raise ConfigError(f"{error}; without {self._stored.folder} the memory is filled anew") from error
         for ring in rings:  # a replay may be newer than the checkpoint, but its policies are not of the future
@@ -798,17 +874,35 @@ class ReplayDataModule(pl.LightningDataModule):
     def save_replay(self, folder: Path) -> None:
         """Store what the workers' rings hold; see :func:`claw_lightning.replay.storage.save_replay`.
 
+        With several ranks each stores its own in a folder inside; all are to be called.
         Compressed images are not stored, nor is anything beside them.
 
         Raises:
             OSError: the disk is full, or nothing can be written there.
         """
-        memory = self.memory
+        memory, ranks = self.memory, self.ranks
         if memory is None or memory.inserted == 0 or memory.layout.has_arena:
             return
-        if (folder / DONE).is_file() and not self._is_ours(folder, memory.written):
-            discard_replay(folder)  # as this run's checkpoint takes the place of the other one
-        save_replay(memory.written, folder, run=self._run_id)
+        error: OSError | ConfigError | None = None
+        try:
+            if ranks.rank == 0:
+                clear_others(folder, ranks.size, self._run_id)
+        except (OSError, ConfigError) as caught:
+            error = caught
+        ranks.gather(None, self.supervise)  # no rank writes before
+        own = shard_folder(folder, ranks.rank, ranks.size)
+        try:
+            if error is not None:
+                raise error
+            if (own / DONE).is_file() and not self._is_ours(own, memory.written):
+                discard_replay(own)  # as this run's checkpoint takes the place of the other one
+            save_replay(memory.written, own, run=self._run_id)
+        except (OSError, ConfigError) as caught:
+            error = caught
+        if all(ranks.gather(error is None, self.supervise)) and ranks.rank == 0:
+            mark_complete(folder, ranks.size, self._run_id)
+        if error is not None:
+            raise error
 
     def _is_ours(self, folder: Path, rings: list[LaneRing]) -> bool:
         """Whether a folder holds an earlier save of these rings."""
@@ -1048,17 +1142,50 @@ class ReplayDataModule(pl.LightningDataModule):
             self._events.write("configured", worker=index, step=message["step"], settings=message["settings"])
 
     def next_batch(self) -> ReplayBatch | None:
-        """The next replay batch as soon as the rate allows it; None when the run has inserted and learned all."""
+        """The next replay batch as soon as the rate allows it; None when the run has inserted and learned all.
+
+        With several ranks each draws from its own replay, and none goes on before all have drawn: they agree here on
+        counts, statistics of observations, and whether to go on.
+        """
         assert self.memory is not None
         if self._playback is not None:
             return self._recorded_batch(self.memory, self._playback)
+        batch = self._own_batch()
+        if self.ranks.size > 1:
+            batch = self._agreed(batch)
+        if batch is None:
+            assert self.trainer is not None
+            self.trainer.should_stop = True
+        return batch
+
+    def _agreed(self, batch: ReplayBatch | None) -> ReplayBatch | None:
+        limiter, size = self.limiter, self.layout(self.spec).obs_size if self.spec is not None else 0
+        count, mean, squares = (0.0, np.zeros(size), np.zeros(size)) if batch is None else batch.moments
+        stops = 0 if batch is not None else self.stop_number() or STOP_WITHOUT_SIGNAL
+        ends = self._wants_end or self._has_finished
+        counts = [stops, ends, limiter.inserted, limiter.sampled, limiter.warmup, self.episodes.total, count]
+        found = self.ranks.gather_numbers(np.concatenate((counts, mean, squares)), self.supervise)
+        self._global_steps, sampled, warmup, self._global_episodes = (int(n) for n in found[:, 2:6].sum(0))
+        self._achieved = sampled / max(1, self._global_steps - warmup) if self._global_steps > warmup else 0.0
+        self._ends = bool(found[:, 1].any())
+        if found[:, 0].any():
+            if batch is not None:
+                limiter.sampled -= limiter.request  # nobody learns from it
+                self.stopped_elsewhere(int(found[:, 0].max()))
+            self._ends = True
+            return None
+        assert batch is not None
+        batch.env_steps = self._global_steps
+        batch.moments = merge_moments([(row[6], row[7 : 7 + size], row[7 + size :]) for row in found])
+        return batch
+
+    def _own_batch(self) -> ReplayBatch | None:
+        assert self.memory is not None
         started = time.perf_counter()
         drawn: tuple[ReplayBatch, Any] | None = None
         while True:
             self.regulate()
-            if self.finished or self.stop_requested():
-                assert self.trainer is not None
-                self.trainer.should_stop = True
+            if self._has_finished or self.stop_requested():
                 return None
             if self._prefetcher is not None and self._prefetcher.pending:
                 drawn = self._prefetcher.take(AHEAD_SECONDS)
@@ -1139,7 +1266,7 @@ class ReplayDataModule(pl.LightningDataModule):
     def log_metrics(self) -> dict[str, float]:
         """What a logging step reports of episodes, rate, replay and workers; shares are since the last call."""
         metrics = self.episodes.compute()
-        metrics["rate/samples_per_insert"] = self.limiter.achieved
+        metrics["rate/samples_per_insert"] = self.limiter.achieved if self.ranks.size == 1 else self._achieved
         if self.memory is not None:
             metrics["replay/steps"] = float(self.memory.stored)
             with self._drawing:
@@ -1148,9 +1275,12 @@ class ReplayDataModule(pl.LightningDataModule):
         now, timers = time.perf_counter(), self.timers()
         then, waited, before = self._mark
         self._mark = (now, self.learner_wait, timers)
+        rank_wait, self._rank_mark = self.ranks.waited - self._rank_mark, self.ranks.waited
         busy = sum(timers.values()) - sum(before.values())
         if then > 0 and now > then:
             metrics["rate/learner_wait"] = (self.learner_wait - waited) / (now - then)
+            if self.ranks.size > 1:
+                metrics["rate/rank_wait"] = rank_wait / (now - then)
         if busy > 0:
             metrics["rate/worker_wait"] = (timers["wait"] - before.get("wait", 0.0)) / busy
             metrics.update({f"phase/{name}": (timers[name] - before.get(name, 0.0)) / busy for name in timers})

@@ -17,3 +17,7 @@ class WorkerError(ClawError):
 
 class UsageError(ClawError):
     """The command line or a configuration file does not parse; exit status 2."""
+
+
+class RankError(ClawError):
+    """Another rank of the run has failed, gone, or drifted away; the message names it."""

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from torch import Tensor
 
+from claw_lightning.ranks import ranks_of
+
 if TYPE_CHECKING:
     from claw_lightning.module import OptionCritic
     from claw_lightning.replay import ReplayBatch
 
 
 def end_run(trainer: pl.Trainer) -> None:
-    """End the run after this training step, with a validation on the way out."""
+    """End the run after this training step, with a validation on the way out.
+
+    With several ranks one of them is enough: all end together, one step later.
+    """
+    data = getattr(trainer, "datamodule", None)
+    if ranks_of(trainer).size > 1 and data is not None and not data.finished:
+        data.ask_to_stop()
+        return
     trainer.should_stop = True
     # Lightning validates then too, but else only in epochs that are due.
     trainer.check_val_every_n_epoch = None

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
+from claw_lightning.ranks import SINGLE, Ranks, merge_metrics
 from claw_lightning.rollout.networks import Policy
 
 #: Setting of the learning rate behind each loss, where the names differ.
 RATES = {"option_value": "value_lr", "state_value": "value_lr", "distillation": "actor_lr", "diversity": "actor_lr"}
+
+#: Logging steps between comparisons of all ranks' parameters.
+CHECK_EVERY = 10
 
 
 class Learner(pl.LightningModule):
@@ -32,6 +36,9 @@ class Learner(pl.LightningModule):
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._rate_mark = (0.0, 0, 0)
+        #: The ranks of the run, see :mod:`claw_lightning.ranks`; this one alone outside of runs.
+        self.ranks: Ranks = SINGLE
+        self._checked = 0
         #: Set when a loss stopped being finite: nothing of that state is saved.
         self.diverged = False
 
@@ -56,11 +63,17 @@ class Learner(pl.LightningModule):
         self.descend_together({name: network}, loss, counted)
 
     def descend_together(self, networks: dict[str, nn.Module | None], loss: Tensor, counted: bool = False) -> None:
-        """One step of several optimisers on one loss; the first of them is the counted one."""
+        """One step of several optimisers on one loss; the first of them is the counted one.
+
+        With several ranks the gradient is the mean of theirs, before it is clipped: all of them make the same step.
+        """
         wrapped = [self.optimizers()[self._optimizer_names.index(name)] for name in networks]  # type: ignore[index]
         for each in wrapped:
             each.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.ranks.size > 1:
+            groups = (group for each in wrapped for group in each.optimizer.param_groups)
+            self.ranks.average_gradients(p for group in groups for p in group["params"])
         for each, (name, network) in zip(wrapped, networks.items(), strict=True):
             if self.settings.max_grad_norm > 0 and network is not None:
                 norm = nn.utils.clip_grad_norm_(network.parameters(), self.settings.max_grad_norm)
@@ -88,7 +101,12 @@ class Learner(pl.LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         metrics: dict[str, float] = {}
         for prefix in ("", "student_") if self.policy.student is not None else ("",):
-            result = data.evaluate(self.evaluated_policy, self.agent_settings(), data.eval_episodes, seed, bool(prefix))
+            result = None
+            if self.ranks.rank == 0:
+                policy, agent = self.evaluated_policy, self.agent_settings()
+                result = data.evaluate(policy, agent, data.eval_episodes, seed, bool(prefix))
+            if self.ranks.size > 1:  # one rank plays, the others look after their workers meanwhile
+                result = self.ranks.broadcast(result, data.supervise)
             if result is None or not result["return"]:
                 return
             for name in ("return", "length", "success"):
@@ -97,7 +115,8 @@ class Learner(pl.LightningModule):
             returns = torch.tensor(result["return"])
             metrics[f"{stage}/{prefix}return_std"] = float(returns.std()) if len(returns) > 1 else 0.0
         for name, value in metrics.items():
-            self.log(name, value, batch_size=1, logger=False, prog_bar=name == "val/return")
+            several = self.ranks.size > 1  # the same on all; Lightning wants to be told
+            self.log(name, value, batch_size=1, logger=False, prog_bar=name == "val/return", sync_dist=several)
         self._to_loggers({**metrics, "time/env_steps": float(self.env_steps), "time/updates": float(self.updates)})
 
     # -- logging ------------------------------------------------------------------------------------------------
@@ -120,6 +139,14 @@ class Learner(pl.LightningModule):
         data = trainer.datamodule  # type: ignore[attr-defined]
         metrics = {name: float(total / self._counts[name]) for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
+        metrics.update(data.log_metrics())
+        for callback in self.callbacks():
+            metrics.update(callback.metrics())
+        if self.ranks.size > 1:
+            metrics = merge_metrics(self.ranks.gather(metrics))
+            if self._checked % CHECK_EVERY == 0:
+                self.ranks.check_equal(self.state_dict().items())
+            self._checked += 1
         broken = [name for name, value in metrics.items() if name.startswith("loss/") and not math.isfinite(value)]
         if broken:
             self.diverged = True
@@ -137,9 +164,6 @@ class Learner(pl.LightningModule):
             seconds = max(1e-9, now - then)
             metrics["time/env_steps_per_s"] = (steps - steps_then) / seconds
             metrics["time/updates_per_s"] = (updates - updates_then) / seconds
-        metrics.update(data.log_metrics())
-        for callback in self.callbacks():
-            metrics.update(callback.metrics())
         self._to_loggers(metrics)
         self.latest_metrics = metrics
 
@@ -148,5 +172,6 @@ class Learner(pl.LightningModule):
 
     def _to_loggers(self, metrics: dict[str, float]) -> None:
         """Straight to the loggers with environment steps as the axis; ``self.log`` would cost more than an update."""
-        for logger in self.loggers:
-            logger.log_metrics(metrics, step=self.env_steps)
+        if self.ranks.rank == 0:
+            for logger in self.loggers:
+                logger.log_metrics(metrics, step=self.env_steps)

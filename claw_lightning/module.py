@@ -22,6 +22,7 @@ from claw_lightning.hooks import end_run
 from claw_lightning.learner import Learner
 from claw_lightning.minibatch import Minibatch
 from claw_lightning.networks import DiscreteCritic, TwinCritic
+from claw_lightning.ranks import RANK_STRIDE, ranks_of
 from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.envs.base import EnvSpec
@@ -29,6 +30,7 @@ from claw_lightning.rollout.networks import Policy, mlp
 from claw_lightning.rollout.noise import linear_decay
 from claw_lightning.rollout.normalizer import RunningMoments
 from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings, needs_own_actions
+from claw_lightning.strategy import check_strategy
 from claw_lightning.updates import policy_gradient
 from claw_lightning.updates.actor import update_actor
 from claw_lightning.updates.critic import update_critic, update_critic_over_segments
@@ -584,12 +586,32 @@ class OptionCritic(Learner):
         if d.teacher is not None:  # only where something is distilled: a finished run is evaluated without its teacher
             assert self.spec is not None
             self._teacher = (load_teacher(d.teacher, self.spec, h.num_options, h.actor).to(self.device),)
-        if self.trainer.world_size > 1:
-            raise ConfigError(
-                f"trainer.devices gives {self.trainer.world_size} ranks; this version trains on one device"
-            )
         if str(self.trainer.precision) == "16-mixed":
             raise ConfigError("trainer.precision 16-mixed needs a scaler per optimiser; use bf16-mixed or 32-true")
+        self._join_ranks()
+
+    def _join_ranks(self) -> None:
+        """With several ranks: begin with the same parameters, and each with noise of its own from here on."""
+        check_strategy(getattr(self.trainer, "strategy", None))
+        self.ranks = ranks_of(self.trainer)
+        if self.ranks.size > 1:
+            settings = {**self.hparams, **self.groups}
+            self.ranks.check_settings({f"model.{name}": value for name, value in settings.items()})
+            self.ranks.broadcast_module(self)
+            self.ranks.check_equal(self.state_dict().items())
+            torch.manual_seed(torch.initial_seed() + RANK_STRIDE * self.ranks.rank)
+
+    def on_validation_start(self) -> None:
+        """Evaluations need the ranks too, also where nothing is trained."""
+        self.ranks = ranks_of(self.trainer)
+
+    on_test_start = on_validation_start
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """With several ranks: what wants to stop this one's loop becomes a vote, and all stop after the same step."""
+        if self.ranks.size > 1 and self.trainer.should_stop and not self.trainer.datamodule.finished:  # type: ignore[attr-defined]
+            self.trainer.should_stop = False
+            self.trainer.datamodule.ask_to_stop()  # type: ignore[attr-defined]
 
     def on_train_start(self) -> None:
         """Publish the policy with the exploration that fits the step count, before any worker acts."""

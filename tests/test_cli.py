@@ -83,6 +83,9 @@ def test_a_wrong_file_is_told_in_one_line(capsys, text, said):
         (["--data.env.init_args.num_envs=3"], "set data.envs_per_worker instead"),
         (["--trainer.callbacks+=TargetUpdate", "--trainer.callbacks.tau=3"], "TargetUpdate.tau is 3.0"),
         (["--trainer.max_time=00:00:00:180"], "00:00:00:180"),
+        (["--trainer.strategy=fsdp", "--trainer.devices=2"], "trainer.strategy fsdp is not supported: it shards"),
+        (["--trainer.strategy=ddp_spawn"], "trainer.strategy ddp_spawn is not supported"),
+        (["--trainer.strategy=deepspeed_stage_2"], "use ddp"),
         (["--ckpt_path=no_such.ckpt"], "ckpt_path: no_such.ckpt does not exist"),
         (["--ckpt_path=/etc/hostname"], "ckpt_path: /etc/hostname is not a readable checkpoint"),
         (

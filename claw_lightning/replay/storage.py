@@ -503,17 +503,7 @@ class StoredReplay:
             ConfigError: as :meth:`open_rings`, or the rows are of another layout.
             ValueError: something was written into the rings already.
         """
-        self.check_fits(rings[0].layout)
-        if any(ring.head for ring in rings):
-            raise ValueError("a replay is dealt to rings that nothing was written into")
-        sources = self.open_rings(sum(ring.num_steps * ring.num_lanes for ring in rings))
-        stored = [(source, lane) for source in sources for lane in range(source.num_lanes)]
-        targets = sum(ring.num_lanes for ring in rings)
-        begin = 0
-        for ring in rings:
-            parts = [stored[lane::targets] for lane in range(begin, begin + ring.num_lanes)]
-            _fill_from(ring, parts)
-            begin += ring.num_lanes
+        deal_replays([self], rings)
 
     def open_rings(self, capacity: int | None = None) -> list[LaneRing]:
         """New rings that hold the stored rows, whatever shapes this run's own have; nothing is written into them.
@@ -589,6 +579,29 @@ class StoredReplay:
             if load_replay(self.folder).rings != self.rings:
                 raise ConfigError(f"the replay in {self.folder} was saved anew since it was looked at; load it again")
             yield files
+
+
+def deal_replays(replays: Sequence[StoredReplay], rings: Sequence[LaneRing], part: int = 0, parts: int = 1) -> None:
+    """Fill new rings as :meth:`StoredReplay.deal`, from several replays, or from every ``parts``-th lane of them.
+
+    Raises:
+        ConfigError, ValueError: as there.
+    """
+    if any(ring.head for ring in rings):
+        raise ValueError("a replay is dealt to rings that nothing was written into")
+    room = sum(ring.num_steps * ring.num_lanes for ring in rings)
+    stored: list[tuple[LaneRing, int]] = []
+    for replay in replays:
+        replay.check_fits(rings[0].layout)
+        sources = replay.open_rings(-(-room * parts // len(replays))) if replay.stored else []
+        stored += [(source, lane) for source in sources for lane in range(source.num_lanes)]
+    stored = stored[part::parts]
+    if not stored:
+        return
+    targets, begin = sum(ring.num_lanes for ring in rings), 0
+    for ring in rings:
+        _fill_from(ring, [stored[lane::targets] for lane in range(begin, begin + ring.num_lanes)])
+        begin += ring.num_lanes
 
 
 def _fill_from(ring: LaneRing, parts: Sequence[Sequence[tuple[LaneRing, int]]]) -> None:

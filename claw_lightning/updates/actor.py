@@ -10,6 +10,7 @@ from torch import Tensor
 from claw_lightning import losses
 from claw_lightning.minibatch import Minibatch
 from claw_lightning.networks import DiscreteCritic, TwinCritic
+from claw_lightning.ranks import times
 from claw_lightning.updates.distillation import distillation_loss
 from claw_lightning.updates.options import option_rows
 from claw_lightning.updates.rows import row_weight
@@ -24,19 +25,21 @@ def update_actor(module: OptionCritic, rows: Minibatch) -> None:
     weight = row_weight(module, rows)
     module.critic.requires_grad_(False)
     raw = actor.forward_all(rows.obs) if all_options else actor(rows.obs, rows.option)
+    (part,) = module.ranks.share(weight)
     if weight is None:
         weight = torch.ones(len(rows.obs), device=rows.obs.device)
     if actor.kind == "categorical":
-        loss, action = categorical_loss(module, rows, raw, weight)
+        loss, action = categorical_loss(module, rows, raw, weight, part)
     elif actor.kind == "gaussian":
-        loss, action = gaussian_loss(module, rows, raw, weight)
+        loss, action = gaussian_loss(module, rows, raw, weight, part)
     else:
         action = actor.mean_action(raw)
         q = action_values(module, rows, action, first=1)[0]
         loss = losses.deterministic_actor_loss(q, action.float(), weight, module.settings.action_penalty)
     module.record("loss/actor", loss)
+    loss = times(part, loss)
     if module.reference_policy is not None:
-        loss = loss + distillation_loss(module, rows, raw, weight)
+        loss = loss + distillation_loss(module, rows, raw, weight, part)
     if module.diversity.bonus > 0 and module.settings.num_options > 1:
         loss = loss - module.diversity.bonus * option_spread(module, rows, raw if all_options else None)
     module.descend("actor", loss, actor)
@@ -53,17 +56,21 @@ def action_values(module: OptionCritic, rows: Minibatch, action: Tensor, first: 
     return module.critic(rows.obs, action, rows.option, first=first)
 
 
-def gaussian_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def gaussian_loss(
+    module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor, part: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
     """SAC's actor loss, and the temperature's step."""
     action, log_prob = module.policy.actor.sample(raw)
     q = action_values(module, rows, action).amin(0)
     assert module.log_temperature is not None
     loss = losses.gaussian_actor_loss(q, log_prob, module.log_temperature.exp(), weight)
-    update_temperature(module, log_prob, weight)
+    update_temperature(module, log_prob, weight, part)
     return loss, action
 
 
-def categorical_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def categorical_loss(
+    module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor, part: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Discrete SAC's actor loss, and the temperature's step."""
     assert isinstance(module.critic, DiscreteCritic)
     assert module.log_temperature is not None
@@ -73,17 +80,17 @@ def categorical_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight:
     if rows.weight is None:
         q = q[torch.arange(len(q), device=q.device), rows.option]
     loss = losses.categorical_actor_loss(log_probs, q, module.log_temperature.exp(), weight)
-    update_temperature(module, (log_probs.exp() * log_probs).sum(-1), weight)
+    update_temperature(module, (log_probs.exp() * log_probs).sum(-1), weight, part)
     return loss, raw
 
 
-def update_temperature(module: OptionCritic, log_prob: Tensor, weight: Tensor) -> None:
-    """Alpha towards the target entropy."""
+def update_temperature(module: OptionCritic, log_prob: Tensor, weight: Tensor, part: Tensor | float = 1.0) -> None:
+    """Alpha towards the target entropy; ``part`` as of :meth:`Ranks.share`."""
     assert module.log_temperature is not None
     module.record("temperature", module.log_temperature.exp())
     if module.settings.tune_temperature:
         loss = losses.temperature_loss(module.log_temperature, log_prob.detach(), module.target_entropy, weight)
-        module.descend("temperature", loss, None)
+        module.descend("temperature", times(part, loss), None)
 
 
 def option_spread(module: OptionCritic, rows: Minibatch, raw: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from claw_lightning import distributional, losses, returns
 from claw_lightning.minibatch import Minibatch
 from claw_lightning.networks import TwinCritic
+from claw_lightning.ranks import times
 from claw_lightning.updates.rows import executed_probs, row_weight
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def update_critic(module: OptionCritic, rows: Minibatch, counted: bool) -> None:
         q = module.critic.forward_all(rows.obs, rows.action.unsqueeze(1).expand(-1, h.num_options, -1))
         loss = losses.critic_loss(q, target, weight)
         module.note_errors(q, target, rows.weight)
-    module.descend("critic", loss, module.with_encoder(module.critic), counted)
+    (part,) = module.ranks.share(weight)
+    module.descend("critic", times(part, loss), module.with_encoder(module.critic), counted)
     module.record("loss/critic", loss)
     module.record("q/mean", q)
 
@@ -93,7 +95,8 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
         q = module.critic(obs, rows.action.flatten(0, 1), option)
         module.note_errors(q.view(len(q), *shape), target, rows.valid.float() / rows.valid.sum(1, keepdim=True))
         weight, valid = row_weight(module, rows), rows.valid.float()
-        loss = losses.critic_loss(q, target.flatten(), (valid if weight is None else weight * valid).flatten())
+        weight = (valid if weight is None else weight * valid).flatten()
+        loss = losses.critic_loss(q, target.flatten(), weight)
     else:
         ended, capped, cost = ended_after(rows), capped_after(module, rows), module.next_values.cost
         if h.n_step_form == "executed":
@@ -109,8 +112,10 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
         first, target = rows.step(0), bounded(module, target)
         q = module.critic(first.obs, first.action, first.option)
         module.note_errors(q, target)
-        loss = losses.critic_loss(q, target, row_weight(module, first))
-    module.descend("critic", loss, module.with_encoder(module.critic), counted)
+        weight = row_weight(module, first)
+        loss = losses.critic_loss(q, target, weight)
+    (part,) = module.ranks.share(weight)
+    module.descend("critic", times(part, loss), module.with_encoder(module.critic), counted)
     module.record("loss/critic", loss)
     module.record("q/mean", q)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from claw_lightning import losses
 from claw_lightning.errors import ConfigError
 from claw_lightning.minibatch import Minibatch
+from claw_lightning.ranks import times
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.networks import OptionActor, Policy
 
@@ -98,13 +99,19 @@ def load_teacher(path: str, spec: EnvSpec, num_options: int, actor: str) -> Poli
     return teacher.requires_grad_(False).eval()
 
 
-def distillation_loss(module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor) -> Tensor:
-    """Coefficient x KL(reference || actor) of the options that learn, and the coefficient's step."""
+def distillation_loss(
+    module: OptionCritic, rows: Minibatch, raw: Tensor, weight: Tensor, part: Tensor | float = 1.0
+) -> Tensor:
+    """Coefficient x KL(reference || actor) of the options that learn, and the coefficient's step.
+
+    ``part`` is that of :meth:`Ranks.share`, and a factor of the divergence.
+    """
     reference, d = module.reference_policy, module.distillation
     assert reference is not None
     with torch.no_grad():
         theirs = reference_raw(reference, reference_obs(module, rows), rows.option, all_options=raw.dim() == 3)
     divergence = losses.weighted_mean(action_divergence(module.policy.actor, theirs.expand_as(raw), raw, d.std), weight)
+    divergence = times(part, divergence)
     if d.kl_limit is not None:
         module.descend("multiplier", losses.dual_loss(module.log_multiplier, divergence, d.kl_limit), None)
         # Without bounds it winds up while the limit holds, and overflows where the limit cannot be reached.
@@ -158,9 +165,9 @@ def move_reference(module: OptionCritic) -> None:
     torch._foreach_lerp_(list(module.reference.parameters()), list(module.policy.parameters()), module.distillation.tau)
 
 
-def update_student(module: OptionCritic, rows: Minibatch) -> None:
+def update_student(module: OptionCritic, rows: Minibatch, part: Tensor | float = 1.0) -> None:
     """The flat student towards the options that would be active."""
     assert rows.previous is not None
     loss = student_loss(module.policy, rows.obs, rows.previous, module.distillation.std)
-    module.descend("student", loss, module.policy.student)
+    module.descend("student", times(part, loss), module.policy.student)
     module.record("loss/distillation", loss)

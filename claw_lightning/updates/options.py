@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from claw_lightning import losses
 from claw_lightning.minibatch import Minibatch
+from claw_lightning.ranks import times
 from claw_lightning.updates.distillation import option_distillation_losses
 
 if TYPE_CHECKING:
@@ -46,17 +47,20 @@ def update_options(module: OptionCritic, rows: Minibatch) -> None:
     beta = policy.beta(next_obs)
     choices_apart, ends_apart = option_distillation_losses(module, rows)
     scale = scale_of_advantages(module, losses.advantage(q_next, probs_next.detach()))
+    ending = (arriving * beta).sum(1).detach()
+    choosing = torch.cat((ending, torch.ones(len(opening), device=ending.device)))
+    # Of all ranks' choices, ends and rows; those of these rows of all.
+    choices, ends, part = module.ranks.share(choosing, arriving, torch.ones_like(ending))
     if not isinstance(h.option_selection, int) and h.option_selection != "random":
-        ending = (arriving * beta).sum(1).detach()
-        choosing = torch.cat((ending, torch.ones(len(opening), device=ending.device)))
         policy_loss = losses.option_policy_loss(probs, q / scale, choosing)
         entropy = losses.weighted_mean(losses.categorical_entropy(probs), choosing)
-        module.descend("option_policy", policy_loss - h.option_entropy * entropy + choices_apart, policy.option_policy)
+        total = times(choices, policy_loss - h.option_entropy * entropy) + times(part, choices_apart)
+        module.descend("option_policy", total, policy.option_policy)
         module.record("loss/option_policy", policy_loss)
     cost = policy.switch_cost / scale
     termination_loss = losses.termination_loss(beta, q_next / scale, probs_next.detach(), cost, arriving)
     entropy = losses.weighted_mean(losses.bernoulli_entropy(beta), arriving)
-    total = termination_loss - h.termination_entropy * entropy + ends_apart
+    total = times(ends, termination_loss - h.termination_entropy * entropy) + times(part, ends_apart)
     module.descend("termination", total, policy.termination)
     watch_options(module, beta.detach(), arriving, rows.option, scale)
     for name, value in (
@@ -74,19 +78,23 @@ def scale_of_advantages(module: OptionCritic, advantages: Tensor) -> Tensor:
     """Running root mean square of A, [] (1 where it is not wanted)."""
     if not module.settings.normalize_advantages:
         return torch.ones_like(module.advantage_scale)
-    now = advantages.square().mean().sqrt()
+    (square,) = module.ranks.mean(advantages.square().mean())
+    now = square.sqrt()
     module.advantage_scale.copy_(torch.where(module.advantage_scale > 0, module.advantage_scale.lerp(now, 0.01), now))
     return module.advantage_scale.clamp_min(1e-8)
 
 
 @torch.no_grad()
 def watch_options(module: OptionCritic, beta: Tensor, arriving: Tensor, option: Tensor, scale: Tensor) -> None:
-    """Running shares of the options, and the deliberation cost towards its target decision rate."""
+    """Running shares of the options, and the deliberation cost towards its target decision rate; over all ranks."""
     h = module.settings
     counts = nn.functional.one_hot(option, h.num_options).float().mean(0)
+    if module.ranks.size > 1:
+        counts, ends, arrivals = module.ranks.mean(counts, (beta * arriving).sum(), arriving.sum())
     module.option_shares.lerp_(counts, 0.01)
     if h.target_decision_rate is not None:
-        rate = losses.weighted_mean(beta, arriving)
+        one = module.ranks.size == 1
+        rate = losses.weighted_mean(beta, arriving) if one else ends / arrivals.clamp_min(1e-12)
         step = h.deliberation_cost_lr * scale
         module.policy.switch_cost.copy_(
             losses.controlled_cost(module.policy.switch_cost, rate, h.target_decision_rate, step)
@@ -110,10 +118,10 @@ def update_values(module: OptionCritic, rows: Minibatch) -> None:
     update_state_value(module, next_obs, q_next)
 
 
-def update_state_value(module: OptionCritic, obs: Tensor, q: Tensor) -> None:
+def update_state_value(module: OptionCritic, obs: Tensor, q: Tensor, part: Tensor | float = 1.0) -> None:
     """V(s) by regression on the mixed option values."""
     with torch.no_grad():
         value = losses.state_value(q, module.policy.option_probs(obs))
     state_loss = losses.value_regression_loss(module.state_value(obs).float().squeeze(1), value)
-    module.descend("state_value", state_loss, module.state_value)
+    module.descend("state_value", times(part, state_loss), module.state_value)
     module.record("loss/state_value", state_loss)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from claw_lightning import losses, returns
 from claw_lightning.minibatch import Minibatch
+from claw_lightning.ranks import times
 from claw_lightning.updates.critic import executed_raw
 from claw_lightning.updates.distillation import (
     distillation_loss,
@@ -48,8 +49,9 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     weight = learning_weight(module, rows) if every else rows.valid.float()
     if every:
         advantage, rho = spread_over_options(module, rows, values, log_ratio, advantage, rho)
-    update_option_values(module, seen, values, advantage, rho, weight, counted=last)
-    update_actor(module, rows, raw, log_ratio, advantage, weight)
+    (part,) = module.ranks.share(rows.valid)  # the options' weights of a valid step sum to one
+    update_option_values(module, seen, values, advantage, rho, weight, counted=last, part=part)
+    update_actor(module, rows, raw, log_ratio, advantage, weight, part)
     steps = valid_steps(rows)
     if every:
         steps.weight = weight[rows.valid]
@@ -57,13 +59,13 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
         if every:
             update_options(module, steps)
         else:
-            update_executed_choices(module, rows, values, advantage)
+            update_executed_choices(module, rows, values, advantage, part)
     if module.policy.student is not None:
-        update_student(module, steps)
+        update_student(module, steps, part)
     if module.distillation.kind == "target":
         move_reference(module)
     if last:
-        update_state_value(module, steps.obs, module.option_values(steps.obs))
+        update_state_value(module, steps.obs, module.option_values(steps.obs), part)
 
 
 def option_values(module: OptionCritic, rows: Minibatch) -> tuple[Tensor, Tensor]:
@@ -140,7 +142,7 @@ def spread_over_options(
 
 def update_option_values(
     module: OptionCritic, rows: Minibatch, values: tuple[Tensor, Tensor], advantage: Tensor, rho: Tensor,
-    weight: Tensor, counted: bool,
+    weight: Tensor, counted: bool, part: Tensor | float = 1.0,
 ) -> None:  # fmt: skip
     """Q_Omega(s, o) towards ``Q_Omega + rho A``."""
     assert module.policy.option_value is not None
@@ -149,35 +151,45 @@ def update_option_values(
     if advantage.dim() == 2:
         predicted, q = (x.gather(-1, rows.option.unsqueeze(-1)).squeeze(-1) for x in (predicted, q))
     loss = losses.critic_loss(predicted.unsqueeze(0), q + rho * advantage, weight)
-    module.descend("option_value", loss, module.with_encoder(module.policy.option_value), counted)
+    module.descend("option_value", times(part, loss), module.with_encoder(module.policy.option_value), counted)
     module.record("loss/option_value", loss)
     module.record("q/mean", predicted)
 
 
+@torch.no_grad()
+def root_mean_square(module: OptionCritic, value: Tensor, weight: Tensor) -> Tensor:
+    """Weighted, over the rows of all ranks; two tensors of one shape -> []."""
+    if module.ranks.size == 1:
+        return losses.weighted_mean(value.square(), weight).sqrt().clamp_min(1e-8)
+    total, count = module.ranks.mean((weight * value.square()).sum(), weight.sum())
+    return (total / count.clamp_min(1e-12)).sqrt().clamp_min(1e-8)
+
+
 def update_actor(
-    module: OptionCritic, rows: Minibatch, raw: Tensor, log_ratio: Tensor, advantage: Tensor, weight: Tensor
-) -> None:
+    module: OptionCritic, rows: Minibatch, raw: Tensor, log_ratio: Tensor, advantage: Tensor, weight: Tensor,
+    part: Tensor | float = 1.0,
+) -> None:  # fmt: skip
     """Action policies by the clipped surrogate, with an entropy bonus."""
     settings, actor = module.policy_gradient, module.policy.actor
     assert settings is not None
-    scale = losses.weighted_mean(advantage.square(), weight).sqrt().clamp_min(1e-8)
+    scale = root_mean_square(module, advantage, weight)
     loss = losses.clipped_surrogate_loss(log_ratio, advantage / scale, settings.surrogate_clip, weight)
     if actor.kind == "categorical":
         entropy = losses.categorical_entropy(raw.float().softmax(-1))
     else:
         _, log_prob = actor.sample(raw)
         entropy = -log_prob
-    total = loss - settings.entropy * losses.weighted_mean(entropy, weight)
+    total = times(part, loss - settings.entropy * losses.weighted_mean(entropy, weight))
     if module.reference_policy is not None:
         flat = rows.map(lambda x: x.flatten(0, 1))
-        total = total + distillation_loss(module, flat, raw.flatten(0, 1), weight.flatten(0, 1))
+        total = total + distillation_loss(module, flat, raw.flatten(0, 1), weight.flatten(0, 1), part)
     module.descend("actor", total, actor)
     module.record("loss/actor", loss)
     module.record("ratio/action", losses.weighted_mean(log_ratio.clamp(-20.0, 20.0).exp(), weight))
 
 
 def update_executed_choices(
-    module: OptionCritic, rows: Minibatch, values: tuple[Tensor, Tensor], advantage: Tensor
+    module: OptionCritic, rows: Minibatch, values: tuple[Tensor, Tensor], advantage: Tensor, part: Tensor | float = 1.0
 ) -> None:
     """Option policy and termination together, from the options that were executed (the high level of DAC).
 
@@ -200,7 +212,7 @@ def update_executed_choices(
         gain = q.gather(-1, rows.option.unsqueeze(-1)).squeeze(-1) + advantage - baseline
     chosen = losses.executed_probs(probs, beta, rows.previous).gather(-1, rows.option.unsqueeze(-1)).squeeze(-1)
     weight = rows.valid.float()
-    scale = losses.weighted_mean(gain.square(), weight).sqrt().clamp_min(1e-8)
+    scale = root_mean_square(module, gain, weight)
     log_ratio = chosen.clamp_min(1e-12).log() - rows.log_prob_option
     loss = losses.clipped_surrogate_loss(log_ratio, gain / scale, settings.surrogate_clip, weight)
     ends = beta.gather(-1, previous).squeeze(-1) * ~opening
@@ -208,7 +220,7 @@ def update_executed_choices(
     entropies = h.option_entropy * losses.categorical_entropy(probs)
     entropies = entropies + h.termination_entropy * losses.bernoulli_entropy(beta).mean(-1)
     choices_apart, ends_apart = option_distillation_losses(module, valid_steps(rows))
-    total = loss - losses.weighted_mean(entropies, weight) + choices_apart + ends_apart
+    total = times(part, loss - losses.weighted_mean(entropies, weight) + choices_apart + ends_apart)
     module.descend_together({"option_policy": policy.option_policy, "termination": policy.termination}, total)
     arrived = F.one_hot(rows.previous.clamp_min(0), h.num_options) * (rows.valid & ~opening).unsqueeze(-1)
     watch_options(module, beta.detach(), arrived.float(), rows.option[rows.valid], scale)
