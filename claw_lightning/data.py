@@ -48,7 +48,15 @@ from claw_lightning.replay.minari import minari_rings
 from claw_lightning.replay.prefetch import CLOSE_SECONDS, Prefetcher, Transfer
 from claw_lightning.replay.resident import ResidentReplay, free_bytes
 from claw_lightning.replay.samplers import Places, Uniform
-from claw_lightning.replay.storage import DONE, REPLAY_FOLDER, StoredReplay, discard_replay, load_replay, save_replay, set_progress
+from claw_lightning.replay.storage import (
+    DONE,
+    REPLAY_FOLDER,
+    StoredReplay,
+    discard_replay,
+    load_replay,
+    save_replay,
+    set_progress,
+)
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
 from claw_lightning.rollout.control import TIMERS, Control

@@ -11,7 +11,7 @@ import torch
 
 def global_state() -> dict[str, Any]:
     """States of the generators that belong to nobody: torch's (of all devices in use), NumPy's and Python's."""
-    legacy: dict[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
+    legacy: dict[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]  # noqa: NPY002
     numpy = {
         "key": torch.from_numpy(legacy["state"]["key"].astype(np.int64)),
         "pos": int(legacy["state"]["pos"]),
@@ -34,7 +34,7 @@ def set_global_state(state: dict[str, Any]) -> None:
         for device, each in enumerate(state["cuda"][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(each.cpu(), device)
     numpy = state["numpy"]
-    np.random.set_state(
+    np.random.set_state(  # noqa: NPY002
         ("MT19937", numpy["key"].numpy().astype(np.uint32), numpy["pos"], numpy["has_gauss"], numpy["gauss"])
     )
     version, words, gauss = state["python"]

@@ -132,9 +132,7 @@ class Collector:
         """Go on in place of another collector with the same agent, in new episodes."""
         self.steps, self.puller = other.steps, other.puller
 
-    def retrace(
-        self, actions: Sequence[np.ndarray], changes: Dict[int, List[Dict[str, Any]]], known: int = 0
-    ) -> bool:
+    def retrace(self, actions: Sequence[np.ndarray], changes: Dict[int, List[Dict[str, Any]]], known: int = 0) -> bool:
         """Bring a new simulator to where another one was that took these actions, the last of them in the newest step.
 
         Nothing is written into the ring but the observation that the next action is chosen on.
@@ -168,8 +166,8 @@ class Collector:
                 return False
             done = (result.terminated | result.truncated) & ~result.is_border
             self.tracker.update(result.reward, done, result.is_border, result.info.get("success"))
-            floats = np.concatenate([obs, action, result.reward[:, None], *([] if states is None else [states])], axis=1)
-            self._count_broken(~np.isfinite(floats).all(axis=1))
+            parts = [obs, action, result.reward[:, None], *([] if states is None else [states])]
+            self._count_broken(~np.isfinite(np.concatenate(parts, axis=1)).all(axis=1))
             first = done if ring.layout.has_finals else result.is_border.copy()
             obs, states, image = result.obs, result.states, result.image
         for settings in changes.get(ring.head, ()):
