@@ -72,7 +72,7 @@ def run_folders(trainer: Mapping[str, Any]) -> list[Path]:
     loggers = trainer.get("logger")
     first = (loggers[0] if loggers else None) if isinstance(loggers, (list, tuple)) else loggers
     root = Path(trainer.get("default_root_dir") or ".")
-    if not hasattr(first, "get"):  # none, or Lightning's own
+    if first is None or not hasattr(first, "get"):  # none, or Lightning's own
         return [root / "lightning_logs"] if first is True else [root]
     arguments = first.get("init_args") or {}
     root = Path(arguments.get("save_dir") or root)

@@ -571,6 +571,11 @@ class ReplayDataModule(pl.LightningDataModule):
         # was stopped while it filled its memory (negative error) does not wait for what it still lacked as well.
         if refill:
             self.limiter.warmup += refill + min(0, int(self.limiter.error / self.limiter.samples_per_insert))
+        if self.finished and self.trainer is not None and self.trainer.state.fn == "fit":
+            log.warning(
+                "the checkpoint's run has taken and learned from all of its steps (data.max_env_steps %d); raise that "
+                "to go on", self.max_env_steps,
+            )  # fmt: skip
         self.episodes.load_state_dict(state["episodes"])
         # What the simulators play and what is drawn anew is not what was at the beginning of the run.
         self._start_seed = derived_seed(self.seed, self._restored_steps)
@@ -699,15 +704,16 @@ class ReplayDataModule(pl.LightningDataModule):
         agent = module.agent_settings()
         self._resume_memory(self.memory)
         if self.mode == "lockstep":
-            self._local = LockStep(
+            local = LockStep(
                 lambda seed, configured: self._make_local_env(lanes, seed, configured),
                 lambda seed: OptionAgent(num_lanes=lanes, seed=seed, **agent),
                 rings[0], mailbox, self.episodes.add, self.pull_every,
             )  # fmt: skip
-            if not self._resume_lockstep(self._local):
+            if not self._resume_lockstep(local):
                 if module.updates > 0:  # what is collected now is not the work of version 0
                     self.publish(module.policy, module.updates)
-                self._local.begin(self._collection_seed, self._configured["collect"])
+                local.begin(self._collection_seed, self._configured["collect"])
+            self._local = local
             self._resume_random()
             return
         if module.updates > 0:
@@ -768,7 +774,10 @@ class ReplayDataModule(pl.LightningDataModule):
             return False
         assert self._resumed is not None
         env = json.dumps(asdict(self.env), sort_keys=True, default=str)
-        if not (self._is_exact and self._has_same_seed and self._resumed["env"] == env):
+        wanted = self._configured["collect"]
+        known = set(state["configured"]).union(*(settings for _, settings in state["changes"]))
+        is_same = self._is_exact and self._has_same_seed and self._resumed["env"] == env
+        if not is_same or not known <= set(wanted):  # a setting that was changed cannot be given up
             log.info("the run does not go on bit for bit: its replay, data.env or seed are not those of the checkpoint")
             return False
         assert self._stored is not None
@@ -780,6 +789,8 @@ class ReplayDataModule(pl.LightningDataModule):
                     "for bit", self.spec.task if self.spec is not None else env,
                 )  # fmt: skip
                 return False
+            if changed := {name: value for name, value in wanted.items() if local.configured.get(name) != value}:
+                local.configure(**changed)
         self._published = int(state["policies"][-1][0])
         log.info("%d vector steps taken again in %.1f s", len(state["actions"]), time.perf_counter() - started)
         return True

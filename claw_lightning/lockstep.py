@@ -87,7 +87,15 @@ class LockStep:
         if before is not None:
             self.collector.take_over(before)
 
-    def configure(self, settings: dict[str, Any]) -> None:
+    @property
+    def configured(self) -> dict[str, Any]:
+        """Settings of the simulator that are not those of the configuration."""
+        found = dict(self._base)
+        for _, settings in self._changes:
+            found.update(settings)
+        return found
+
+    def configure(self, **settings: Any) -> None:
         """Change settings of the simulator from the next step on."""
         self.env.configure(**settings)
         self._changes.append((self.ring.head, dict(settings)))
@@ -97,10 +105,7 @@ class LockStep:
         taken = len(self._actions)
         if taken >= 2 * self._span or (taken >= self._span and self.collector.is_between_episodes):
             self.env.close()
-            configured = dict(self._base)
-            for _, settings in self._changes:
-                configured.update(settings)
-            self._open(self.seed + SEED_STRIDE, configured, self.collector.agent, self.collector)
+            self._open(self.seed + SEED_STRIDE, self.configured, self.collector.agent, self.collector)
         self.collector.step()
         ring = self.ring
         rows = ring.rows[(ring.head - 1) % ring.num_steps]

@@ -10,6 +10,7 @@ import torch
 from callbacks import Curriculum, NoveltyBonus, RunCheckpoint
 from claw_lightning import lockstep
 from claw_lightning.data import EnvConfig
+from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.replay import Hindsight
@@ -145,3 +146,56 @@ def test_random_states_and_seeds_of_a_resumed_run_are_not_those_of_its_beginning
     assert data._settings("collect", 1)["seed"] == derived_seed(3, 200) + 10_007 != fresh
     assert data._settings("evaluate", 0)["seed"] == 3
     assert derived_seed(3, 0) == 3 and derived_seed(3, 200) != derived_seed(3, 201)
+
+
+class Steps(UpdateCallback):
+    """Environment steps and updates, in samples, at each batch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_batch_sampled(self, trainer, module, batch):
+        self.seen.append((batch.env_steps, module.updates))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replay", [True, False])
+def test_in_the_background_a_resumed_run_keeps_its_rate_and_makes_no_burst(tmp_path, replay):
+    """Of 300 steps and 100 updates of 16 samples, 8 per step after the first 100, which fill the memory."""
+    keep = RunCheckpoint(dirpath=str(tmp_path), replay=replay)
+    fit_lockstep(tmp_path, callbacks=[keep], limit_val_batches=0, enable_checkpointing=True)
+    steps = Steps()
+    settings = {"mode": "overlapped", "max_env_steps": 700}
+    _, module, data = fit_lockstep(
+        tmp_path, callbacks=[steps], data=settings, ckpt=tmp_path / "last.ckpt", limit_val_batches=0
+    )
+    begin = 300 if replay else 400  # where learning goes on: steps that fill the memory anew owe nothing
+    assert steps.seen[0][1] == 100 and begin <= steps.seen[0][0] <= begin + 16
+    for env_steps, updates in steps.seen:
+        assert 16 * (updates + 2 - 100) <= 8 * (env_steps - begin), "more than was paid for"
+    # Neither ahead nor behind by more than the band, all the way.
+    behind = [8 * (env_steps - begin) - 16 * (updates - 100) for env_steps, updates in steps.seen]
+    assert max(behind) <= data.limiter.band + 8 * data.lanes
+    assert (data.env_steps, 16 * (module.updates - 100)) == (700, 8 * (700 - begin))
+    assert data.limiter.achieved == 8.0
+
+
+def test_a_learning_rate_that_fell_is_full_again_where_it_is_not_to_fall(tmp_path):
+    """And settings that only act at the start are applied where that can be, and refused where it cannot."""
+    fit(tmp_path, 200, {"model": {"lr_decay_steps": 150, "deliberation_cost": 0.1}})
+    last = tmp_path / "last.ckpt"
+    trainer, module, _ = fit(tmp_path / "b", 220, {"model": {"deliberation_cost": 0.3, "actor_lr": 5e-4}}, last)
+    assert float(module.policy.switch_cost) == pytest.approx(0.3)
+    rates = {name: o.param_groups[0]["lr"] for name, o in zip(module._optimizer_names, trainer.optimizers, strict=True)}
+    assert rates["critic"] == 1e-3 and rates["actor"] == 5e-4
+    for model in ({"initial_termination": 0.5}, {"deliberation_cost": 0.3, "target_decision_rate": 0.1}):
+        with pytest.raises(ConfigError, match="would do nothing"):
+            fit(tmp_path / "c", 220, {"model": {"deliberation_cost": 0.1, "lr_decay_steps": 150, **model}}, last)
+
+
+def test_the_best_value_of_another_kind_is_none_of_this_one():
+    keep, other, same = RunCheckpoint(), RunCheckpoint(monitor="loss/critic", mode="min"), RunCheckpoint()
+    keep.best = -3.0
+    for each in (other, same):
+        each.load_state_dict(keep.state_dict())
+    assert (other.best, same.best) == (None, -3.0)

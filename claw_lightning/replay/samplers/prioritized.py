@@ -88,6 +88,7 @@ class Prioritized(Sampler):
 
     def draw(self, stored: Stored, count: int, rng: np.random.Generator) -> Places:
         """See :meth:`Sampler.draw`."""
+        self._restored = None  # all that was restored has been followed
         for start, stop in self._slots.expire(stored):
             self._enter(start, stop, 0.0)
         total = self._tree.total
