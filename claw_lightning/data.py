@@ -228,6 +228,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.limiter = self._new_limiter()
         self.episodes = EpisodeStatistics()
         self.learner_wait = 0.0
+        self.handed_out = 0  # batches
         self._mark: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
         self.stop_requested: Callable[[], bool] = lambda: False
         self._process_bytes = (0, 0)  # of a process with one lane, of each further lane
@@ -533,7 +534,10 @@ class ReplayDataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Counters, episode statistics, what the sampler knows. Experience lies beside the checkpoint."""
         limiter = self.limiter.state_dict()
-        limiter["sampled"] -= self._samples_ahead  # a resumed run does not have that batch
+        # A resumed run does not have batches that were drawn ahead, here or by Lightning.
+        module: Any = self.trainer.lightning_module if self.trainer is not None else None
+        unused = max(0, self.handed_out - getattr(module, "batches_begun", self.handed_out))
+        limiter["sampled"] -= self._samples_ahead + unused * self.limiter.request
         # A checkpoint is written all the same where a draw does not come to its end.
         is_held = self._drawing.acquire(timeout=CLOSE_SECONDS)
         try:
@@ -1387,4 +1391,5 @@ class ReplayStream(IterableDataset):
         """Start the workers if they do not run yet, then yield batches as the rate allows."""
         self.data.start_workers()
         while (batch := self.data.next_batch()) is not None:
+            self.data.handed_out += 1
             yield batch

@@ -454,6 +454,7 @@ class OptionCritic(Learner):
     def training_step(self, batch: ReplayBatch, batch_idx: int) -> None:
         """U updates: critic each time, policies every ``policy_delay``-th."""
         h = self.settings
+        self.batches_begun += 1
         for callback in self.callbacks():
             callback.on_batch_sampled(self.trainer, self, batch)
         self.env_steps = batch.env_steps
