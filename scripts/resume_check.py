@@ -109,7 +109,8 @@ def compare(before: list[float], after: list[float]) -> tuple[float, float, floa
     """Means of the last values before and of the first behind a break, the first one, and the jump in deviations."""
     last, first = before[-WINDOW:], after[:WINDOW]
     mean, now = statistics.fmean(last), statistics.fmean(first)
-    spread = max(statistics.pstdev(last), 0.02 * abs(mean), 1e-9)
+    # A rate that is kept exactly does not spread, and is off by a step of the workers in so short a window.
+    spread = max(statistics.pstdev(last), 0.05 * abs(mean), 1e-9)
     return mean, first[0], now, (now - mean) / spread
 
 
