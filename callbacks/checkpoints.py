@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
+from claw_lightning import slurm
+from claw_lightning.checkpoints import MARKER
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
 from claw_lightning.files import sync
@@ -29,7 +32,6 @@ from claw_lightning.replay.storage import REPLAY_FOLDER
 
 log = logging.getLogger(__name__)
 
-MARKER = ".done"  # appended to a checkpoint's name
 ASIDE = re.compile(r"\..+\.ckpt(?:\.done)?\.(\d+)")  # .<name>.<process>
 RETRY_SECONDS = 60.0  # after a mark that could not be written
 CURE = "free space there, or set RunCheckpoint.dirpath to another disk"
@@ -109,6 +111,8 @@ class RunCheckpoint(Checkpoint):
         self._save_replay(trainer)
         try:
             self._save(trainer, "last.ckpt")
+            if not any(getattr(callback, "received", None) for callback in getattr(trainer, "callbacks", ())):
+                slurm.forget()
         except OSError as error:
             self._is_over = True  # `on_exception`, which follows, would only fail in the same way
             raise ClawError(self._failure(trainer, "last.ckpt", error)) from error
@@ -122,6 +126,14 @@ class RunCheckpoint(Checkpoint):
         if trainer.state.fn == "fit" and trainer.global_step > 0 and not self._is_over:
             self._save_replay(trainer)
             self._try_save(trainer, "last.ckpt")
+
+    def _is_best(self, path: Path) -> bool:
+        """Whether a file holds the state whose value is the best so far."""
+        try:
+            content = torch.load(path, map_location="meta", weights_only=True)
+            return bool(content["callbacks"][self.state_key]["best"] == self.best)
+        except Exception:  # whatever a file that is none raises
+            return False
 
     def abandon(self) -> None:
         """Remove what is being written, for a process that is about to end; safe in a signal handler."""
@@ -221,6 +233,8 @@ class RunCheckpoint(Checkpoint):
             aside.replace(path)
             sync(folder)
             self._mark(trainer, marker, size)
+            if name == "last.ckpt":
+                slurm.remember(path)
         finally:
             aside.unlink(missing_ok=True)
             self._aside = None
@@ -246,12 +260,35 @@ class RunCheckpoint(Checkpoint):
             aside.unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Best value so far."""
-        return {"best": self.best}
+        """Best value so far, and of what."""
+        return {"best": self.best, "monitor": self.monitor, "mode": self.mode}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self.best = state_dict["best"]
+        """Restore :meth:`state_dict`; the best of another value is none of this one."""
+        is_same = (state_dict.get("monitor", self.monitor), state_dict.get("mode", self.mode)) == (
+            self.monitor, self.mode,
+        )  # fmt: skip
+        self.best = state_dict["best"] if is_same else None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have the best state of a resumed run in this run's folder too, which is then complete by itself."""
+        before = Path(trainer.ckpt_path).resolve().parent if trainer.ckpt_path else None
+        folder = self.folder(trainer)
+        if before is None or self.best is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if not self._is_best(before / "best.ckpt"):  # resumed from an earlier state, of which it is no longer known
+            return
+        for name in (f"best.ckpt{MARKER}", "best.ckpt"):
+            if not (before / name).is_file() or (folder / name).exists():
+                continue
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                try:  # another name of the same file: files are replaced, never written into
+                    os.link(before / name, folder / name)
+                except OSError:
+                    shutil.copyfile(before / name, folder / name)
+            except OSError as error:
+                log.warning("%s was not kept as this run's best (%s)", before / name, error.strerror or error)
 
 
 class HeldIO(CheckpointIO):

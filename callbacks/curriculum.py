@@ -60,6 +60,8 @@ class Curriculum(UpdateCallback):
         self._since_steps: int | None = None  # environment steps and episodes when the stage began
         self._since_episodes = 0
         self._seen: dict[str, float] | None = None  # values of the logging step that was looked at last
+        self._pending: float | None = None  # logged before a resumed run's checkpoint, and not looked at yet
+        self._module: Any = None
         self._warned = False
 
     @property
@@ -78,10 +80,14 @@ class Curriculum(UpdateCallback):
         if self._since_steps is None:
             self._since_steps, self._since_episodes = data.env_steps, data.episodes.total
         self._seen = getattr(pl_module, "latest_metrics", None)  # an earlier run's, if any
+        self._module = pl_module
         data.configure_envs(**{self.setting: self.value})
 
     def on_batch_sampled(self, trainer: pl.Trainer, module: OptionCritic, batch: ReplayBatch) -> None:
         """Look at the values of the last logging step, once each."""
+        if self._pending is not None:
+            value, self._pending = self._pending, None
+            self._consider(trainer, value)
         if module.latest_metrics is not self._seen:
             self._seen = module.latest_metrics
             if not self.metric.startswith("val/"):
@@ -117,9 +123,14 @@ class Curriculum(UpdateCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """The stage, and when it began."""
-        return {"stage": self.stage, "env_steps": self._since_steps, "episodes": self._since_episodes}
+        latest = getattr(self._module, "latest_metrics", self._seen)
+        pending = None if latest is self._seen or latest is None else latest.get(self.metric)
+        return {
+            "stage": self.stage, "env_steps": self._since_steps, "episodes": self._since_episodes, "pending": pending,
+        }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`; where the stages have become fewer, the last one."""
         self.stage = min(state_dict["stage"], len(self.stages) - 1)
         self._since_steps, self._since_episodes = state_dict["env_steps"], state_dict["episodes"]
+        self._pending = None if self.metric.startswith("val/") else state_dict.get("pending")

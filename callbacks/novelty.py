@@ -98,7 +98,9 @@ class NoveltyBonus(UpdateCallback):
             return networks
         if networks is not None and networks.obs_size == obs_size:  # another run, on another device
             self._restored = self.state_dict()
-        networks = _Distillation(obs_size, self.embedding_size, self.hidden).to(device)
+        # Networks that are about to be overwritten must not take from the generator what a run without a break has not.
+        with torch.random.fork_rng(devices=[], enabled=bool(self._restored)):
+            networks = _Distillation(obs_size, self.embedding_size, self.hidden).to(device)
         ranks.broadcast_module(networks)
         optimizer = torch.optim.Adam(networks.predictor.parameters(), lr=self.lr)
         if self._restored:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning.pytorch as pl
 
 from claw_lightning.errors import ConfigError
@@ -31,6 +33,15 @@ class PolicyPublisher(UpdateCallback):
         trainer.datamodule.publish(module.policy, module.updates)  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from where a resumed run stands."""
+        """Count from the last publication of a resumed run, or, where that is not known, from where it stands."""
         assert isinstance(pl_module, OptionCritic)
-        self._last = pl_module.updates
+        is_known = pl_module.updates - self.every < self._last <= pl_module.updates
+        self._last = self._last if is_known else pl_module.updates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Updates at the last publication."""
+        return {"last": self._last}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._last = state_dict["last"]

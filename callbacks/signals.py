@@ -17,6 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from callbacks.checkpoints import RunCheckpoint
+from claw_lightning import slurm
 from claw_lightning.ranks import ranks_of
 from claw_lightning.signals import SAME_REQUEST_SECONDS, StartUpSignals, release_closed_streams
 
@@ -36,6 +37,8 @@ class OrderlyStop(pl.Callback):
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._requeue_signal: int | None = None  # by which SLURM tells that the job's time is nearly over
+        self._requeues = False
         self._received_at = 0.0
         self._previous: dict[int, Any] = {}
         self._is_active = False
@@ -56,6 +59,7 @@ class OrderlyStop(pl.Callback):
             # Lightning's own handler calls all ranks from inside a signal, whatever they are doing, and they hang.
             connector._sigterm_notifier_fn = lambda number, frame: None
         self._is_active = True
+        self._requeue_signal = slurm.requeue_signal(trainer) if stage == "fit" else None
         self._take(remember=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -77,7 +81,7 @@ class OrderlyStop(pl.Callback):
     def _take(self, remember: bool = False) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in self.SIGNALS:
+        for number in (*self.SIGNALS, *([self._requeue_signal] if self._requeue_signal else ())):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             previous = signal.signal(number, self._handle)
@@ -96,10 +100,13 @@ class OrderlyStop(pl.Callback):
         now = time.monotonic()
         if self.received is None:
             self.received, self._received_at = number, now
+            self._requeues = number == self._requeue_signal
             # With several ranks the data module tells the others first, and all stop after the same step.
             if self._trainer is not None and self._is_alone:
                 self._trainer.should_stop = True
             tell(f"\n{signal.Signals(number).name}: stopping after this step; once more to end at once\n")
+        elif number == self._requeue_signal:
+            return  # SLURM gives the time that it takes
         elif number == signal.SIGINT or now - self._received_at > SAME_REQUEST_SECONDS:
             self._end_now()
 
@@ -126,7 +133,13 @@ class OrderlyStop(pl.Callback):
         os._exit(1)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the signals back."""
+        """Give the signals back; a job of SLURM that made way is requeued, now that its checkpoint is written."""
+        if self._requeues and trainer.is_global_zero:
+            self._requeues = False
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, RunCheckpoint):
+                    slurm.remember(callback.folder(trainer) / "last.ckpt", requeued=True)
+            slurm.requeue()
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._previous.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -135,6 +148,7 @@ class OrderlyStop(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the signals back; Lightning calls no ``teardown`` after an error."""
         ranks_of(trainer).fail(exception, trainer)
+        self._requeues = False
         self.teardown(trainer, pl_module, "")
 
 

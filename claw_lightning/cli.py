@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import logging
 import os
 import re
@@ -16,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from claw_lightning.errors import ConfigError, UsageError
+from claw_lightning import checkpoints, slurm
+from claw_lightning.errors import UsageError
 from claw_lightning.limits import computes_bfloat16, keep_freed_memory
 from claw_lightning.logs import NoiseFilter
 from claw_lightning.signals import Interrupted, StartUpSignals
@@ -117,12 +117,32 @@ def make_cli_class() -> Any:
             parser.add_instantiator(recipe, VectorEnv, subclasses=True)
 
         def _parse_ckpt_path(self) -> None:
-            # Lightning lets a checkpoint's hyper-parameters silently override the command line; only where no
-            # training follows is that what one wants.
+            """Find and read the checkpoint, and keep its settings of the model where the user gave none.
+
+            Lightning lets them win over the command line, without a word.
+            """
             subcommand = self.config.get("subcommand")
-            check_checkpoint((self.config.get(subcommand) or {}).get("ckpt_path"))
-            if subcommand != "fit":
-                super()._parse_ckpt_path()
+            options = self.config.get(subcommand) or {}
+            path = options.get("ckpt_path")
+            requeued = slurm.last_checkpoint() if subcommand == "fit" else None
+            if requeued is not None:  # whatever the first run of this job began with
+                log.info("job %s was requeued: going on from %s", slurm.job_id(), requeued)
+                path = str(requeued)
+            if path in checkpoints.OTHERS:
+                return
+            path = checkpoints.find_checkpoint(path, checkpoints.run_folders(options.get("trainer") or {}))
+            if path is None:
+                return
+            stored = checkpoints.read_checkpoint(path)
+            self.config[f"{subcommand}.ckpt_path"] = path
+            typed = self.parser.parse_args(sys.argv[1:], defaults=False).as_dict().get(subcommand, {})
+            kept = checkpoints.untyped(stored, options["model"].as_dict(), typed.get("model", {}))
+            values: dict[str, Any] = {"model": kept}
+            # The chance goes on as well. (A seed of true asks for any.)
+            seed = stored.get("ReplayDataModule", {}).get("seed")
+            if subcommand == "fit" and seed is not None and typed.get("seed_everything", True) is True:
+                values["seed_everything"] = seed
+            self.config = self.parser.parse_object({subcommand: values}, self.config)
 
         def after_fit(self) -> None:
             """Say what came out."""
@@ -181,39 +201,6 @@ def say(line: str) -> None:
     """Print a line; that nobody reads any more (a closed terminal or pipe) is no error of the run."""
     with contextlib.suppress(OSError):
         print(line, flush=True)
-
-
-def check_checkpoint(path: str | None) -> None:
-    """Refuse a checkpoint that cannot be read, or of which a part is missing, before anything is started.
-
-    One without a marker (a single file that was copied) is accepted if it can be read.
-
-    Raises:
-        ConfigError: one line with the file.
-    """
-    if path is None or str(path) in ("last", "best", "hpc", "registry"):
-        return
-    import torch
-
-    from callbacks.checkpoints import MARKER
-
-    file, marker = Path(path), Path(f"{path}{MARKER}")
-    if not file.is_file():
-        raise ConfigError(f"ckpt_path: {path} does not exist")
-    size, expected = file.stat().st_size, None
-    # A marker that says nothing vouches for nothing.
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        expected = int(json.loads(marker.read_text())["bytes"])
-    if expected is not None and size != expected:
-        raise ConfigError(
-            f"ckpt_path: {path} has {size:,} bytes, but {expected:,} according to {marker.name} beside it: a truncated "
-            "or mixed copy; copy both files again"
-        )
-    try:
-        torch.load(path, map_location="meta", weights_only=True)
-    except Exception as error:  # whatever a broken archive raises
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"ckpt_path: {path} is not a readable checkpoint ({reason})") from error
 
 
 def known_keys(parser: Any) -> list[str]:

@@ -34,10 +34,12 @@ from claw_lightning.limits import (
     process_bytes,
     refuse_oversized,
 )
+from claw_lightning.lockstep import LockStep
 from claw_lightning.logs import log_to_file, log_traceback
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
 from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
+from claw_lightning.randomness import derived_seed, global_state, set_global_state
 from claw_lightning.ranks import (
     RANK_STRIDE,
     SINGLE,
@@ -57,7 +59,15 @@ from claw_lightning.replay.prefetch import CLOSE_SECONDS, Prefetcher, Transfer
 from claw_lightning.replay.resident import ResidentReplay, free_bytes
 from claw_lightning.replay.samplers import Places, Uniform
 from claw_lightning.replay.shards import ReplayShare, clear_others, find_shards, mark_complete, shard_folder
-from claw_lightning.replay.storage import DONE, REPLAY_FOLDER, StoredReplay, discard_replay, load_replay, save_replay
+from claw_lightning.replay.storage import (
+    DONE,
+    REPLAY_FOLDER,
+    StoredReplay,
+    discard_replay,
+    load_replay,
+    save_replay,
+    set_progress,
+)
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
 from claw_lightning.rollout.control import TIMERS, Control
@@ -232,6 +242,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.limiter = self._new_limiter()
         self.episodes = EpisodeStatistics()
         self.learner_wait = 0.0
+        self.handed_out = 0  # batches
         self._mark: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
         self._rank_mark = 0.0
         self.stop_requested: Callable[[], bool] = lambda: False
@@ -246,7 +257,8 @@ class ReplayDataModule(pl.LightningDataModule):
         self._eval_result: dict[str, Any] | None = None
         self._eval_requests = 0
         self._restored_steps = 0
-        self._sampler_state: dict[str, Any] | None = None
+        self._resumed: dict[str, Any] | None = None  # what a checkpoint holds, until the workers are started
+        self._start_seed: int | None = None  # of what is begun at a resume
         self._stored: ReplayShare | None = None
         self._global_steps = 0  # of all ranks, when they last met
         self._global_episodes = 0
@@ -254,10 +266,13 @@ class ReplayDataModule(pl.LightningDataModule):
         self._wants_end = self._ends = False
         self._run_id = uuid.uuid4().hex  # by which checkpoints and the replay beside them know each other
         self._is_resumed = False
+        self._has_same_rings = False  # a restored replay lies step by step where it lay
+        self._is_exact = False  # and ends where the checkpoint does
+        self._is_rewound = False  # what was stored behind that is given up
         self._reward_env: VectorEnv | None = None
         self._closed = False
         self._segment_length = 1
-        self._local: tuple[Collector, Control] | None = None
+        self._local: LockStep | None = None
         self._local_evaluator: Any = None
         self._events: EventLog | None = None
         self._playback: Playback | None = None
@@ -566,24 +581,34 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[ReplayBatch]:
         """The stream itself; collection begins at its first iteration."""
-        return DataLoader(ReplayStream(self), batch_size=None, num_workers=0)
+        return DataLoader(ReplayStream(self), batch_size=None, num_workers=0, generator=torch.Generator())
 
     def val_dataloader(self) -> DataLoader[int]:
         """One item per evaluation: its seed. The module plays the episodes."""
-        return DataLoader([self.eval_seed], batch_size=None, num_workers=0)  # type: ignore[arg-type]
+        return self._seeds(self.eval_seed)
 
     def test_dataloader(self) -> DataLoader[int]:
         """As validation, with another seed."""
-        return DataLoader([self.eval_seed + 1], batch_size=None, num_workers=0)  # type: ignore[arg-type]
+        return self._seeds(self.eval_seed + 1)
+
+    @staticmethod
+    def _seeds(*seeds: int) -> DataLoader[int]:
+        # With a generator of its own: at each iteration a loader draws a number that nobody needs here, and how often
+        # one is iterated must not decide about the training.
+        return DataLoader(seeds, batch_size=None, num_workers=0, generator=torch.Generator())  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, episode statistics, what the sampler knows. Experience lies beside the checkpoint."""
         limiter = self.limiter.state_dict()
-        limiter["sampled"] -= self._samples_ahead  # a resumed run does not have that batch
+        # A resumed run does not have batches that were drawn ahead, here or by Lightning.
+        module: Any = self.trainer.lightning_module if self.trainer is not None else None
+        unused = max(0, self.handed_out - getattr(module, "batches_begun", self.handed_out))
+        limiter["sampled"] -= self._samples_ahead + unused * self.limiter.request
         # A checkpoint is written all the same where a draw does not come to its end.
         is_held = self._drawing.acquire(timeout=CLOSE_SECONDS)
         try:
             sampler = self.sampler.state_dict()
+            memory = None if self.memory is None else self.memory.state_dict()
         finally:
             if is_held:
                 self._drawing.release()
@@ -592,6 +617,11 @@ class ReplayDataModule(pl.LightningDataModule):
             "episodes": self.episodes.state_dict(),
             "sampler": {type(self.sampler).__name__: sampler},
             "run": self._run_id,
+            "env": json.dumps(asdict(self.env), sort_keys=True, default=str),
+            "seed": self.seed,
+            "random": global_state(),
+            "memory": memory,
+            "lockstep": None if self._local is None else self._local.state_dict(),
         }
         if self.ranks.size == 1:
             return state
@@ -606,6 +636,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self._is_resumed = True
         self._global_steps = env_steps_of(state)
         state = deal_state(state, self.ranks.rank, self.ranks.size)
+        self._resumed = state
         self._run_id = state.get("run", self._run_id)
         self._stored = self._replay_beside_checkpoint()
         refill = max(0, self.limiter.warmup - (0 if self._stored is None else self._stored.stored))
@@ -615,8 +646,14 @@ class ReplayDataModule(pl.LightningDataModule):
         # was stopped while it filled its memory (negative error) does not wait for what it still lacked as well.
         if refill:
             self.limiter.warmup += refill + min(0, int(self.limiter.error / self.limiter.samples_per_insert))
+        if self.finished and self.trainer is not None and self.trainer.state.fn == "fit":
+            log.warning(
+                "the checkpoint's run has taken and learned from all of its steps (data.max_env_steps %d); raise that "
+                "to go on", self.max_env_steps,
+            )  # fmt: skip
         self.episodes.load_state_dict(state["episodes"])
-        self._sampler_state = state.get("sampler", {}).get(type(self.sampler).__name__)  # another one begins anew
+        # What the simulators play and what is drawn anew is not what was at the beginning of the run.
+        self._start_seed = derived_seed(self.seed, self._restored_steps)
 
     def _replay_beside_checkpoint(self) -> ReplayShare | None:
         trainer = self.trainer
@@ -668,7 +705,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if self._playback is not None:
             self._playback.close()
         if self._local is not None:
-            self._local[0].env.close()
+            self._local.close()
         if self._reward_env is not None:
             self._reward_env.close()
             self._reward_env = None
@@ -695,7 +732,8 @@ class ReplayDataModule(pl.LightningDataModule):
             "env": {"class_path": self.env.class_path, "init_args": self.env.init_args},
             "num_envs": self.envs_per_worker,
             "num_threads": self.worker_threads,
-            "seed": self.seed + 10_007 * worker,  # lanes count upwards from here
+            # Lanes count upwards from here.
+            "seed": (self._collection_seed if mode == "collect" else self.seed) + 10_007 * worker,
             "pull_every": self.pull_every,
             "configure": dict(self._configured.get(mode, {})),
         }
@@ -739,24 +777,27 @@ class ReplayDataModule(pl.LightningDataModule):
             self._transfer = Transfer(module.device) if module.device.type == "cuda" else None
         self._restored_steps -= self.memory.inserted  # those are counted by the rings again
         self.memory.steps_before = self._restored_steps
-        if self._sampler_state is not None:
-            self.sampler.load_state_dict(self._sampler_state)
         mailbox = self.mailbox(module.policy)
-        if module.updates > 0:  # resumed: what is collected now is not the work of version 0
-            self.publish(module.policy, module.updates)
         self._segment_length = module.segment_length
-        agent, rank = module.agent_settings(), self.ranks.rank
+        # The noise scales are dealt to the lanes of all ranks.
+        agent = dict(module.agent_settings(), worker=self.ranks.rank, num_workers=self.ranks.size)
+        self._resume_memory(self.memory)
         if self.mode == "lockstep":
-            control = Control()
-            env = self._make_local_env(lanes, self.seed, "collect")
-            # The noise scales are dealt to the lanes of all ranks.
-            agent = dict(agent, worker=rank, num_workers=self.ranks.size)
-            option_agent = OptionAgent(num_lanes=lanes, seed=self.seed, **agent)
-            collector = Collector(
-                env, option_agent, rings[0], mailbox, control, self.episodes.add, self.seed, self.pull_every
-            )
-            self._local = (collector, control)
+            local = LockStep(
+                lambda seed, configured: self._make_local_env(lanes, seed, configured),
+                lambda seed: OptionAgent(num_lanes=lanes, seed=seed, **agent),
+                rings[0], mailbox, self.episodes.add, self.pull_every,
+            )  # fmt: skip
+            if not self._resume_lockstep(local):
+                if module.updates > 0:  # what is collected now is not the work of version 0
+                    self.publish(module.policy, module.updates)
+                local.begin(self._collection_seed, self._configured["collect"])
+            self._local = local
+            self._resume_random()
             return
+        if module.updates > 0:
+            self.publish(module.policy, module.updates)
+        self._resume_random()
         if self._playback is not None:
             log.info("running %s again: %d draws", self.replay_events, len(self._playback.draws))
             return
@@ -766,7 +807,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 self._settings("collect", index),
                 agent=dict(
                     agent,
-                    worker=rank * self.num_workers + index,
+                    worker=self.ranks.rank * self.num_workers + index,
                     num_workers=self.ranks.size * self.num_workers,
                 ),
                 layout=layout.settings(),
@@ -787,6 +828,62 @@ class ReplayDataModule(pl.LightningDataModule):
         log.info("starting %d worker(s); logs: %s", len(workers), self.log_path("worker_*"))
         self.pool.start(wait=False)
         self.regulate()
+
+    @property
+    def _collection_seed(self) -> int:
+        """Seed of the training's simulators and exploration; workers add their index."""
+        return self.seed if self._start_seed is None else self._start_seed
+
+    @property
+    def _has_same_seed(self) -> bool:
+        """Whether a resumed run has the seed that its checkpoint was made with; else its chance is to be another."""
+        return self._resumed is not None and self._resumed.get("seed") == self.seed
+
+    def _resume_memory(self, memory: ReplayMemory) -> None:
+        """Give sampler and memory what a checkpoint knows of them."""
+        if self._resumed is None:
+            return
+        sampler = self._resumed.get("sampler", {}).get(type(self.sampler).__name__)  # another one begins anew
+        if sampler is not None:
+            self.sampler.load_state_dict(sampler)
+        state = self._resumed.get("memory")
+        if state is not None:
+            memory.load_state_dict(state, self._has_same_seed, self._has_same_rings)
+
+    def _resume_lockstep(self, local: LockStep) -> bool:
+        """Take up simulator and agent where a checkpoint has them, if that can be."""
+        state = None if self._resumed is None else self._resumed.get("lockstep")
+        if state is None:
+            return False
+        assert self._resumed is not None
+        env = json.dumps(asdict(self.env), sort_keys=True, default=str)
+        wanted = self._configured["collect"]
+        known = set(state["configured"]).union(*(settings for _, settings in state["changes"]))
+        is_same = self._is_exact and self._has_same_seed and self._resumed["env"] == env
+        if not is_same or not known <= set(wanted):  # a setting that was changed cannot be given up
+            log.info("the run does not go on bit for bit: its replay, data.env or seed are not those of the checkpoint")
+            return False
+        assert self._stored is not None
+        assert self._stored.own is not None
+        started = time.perf_counter()
+        with simulator_errors():
+            if not local.restore(state, self.seed, self._stored.own.rings[0].first):
+                log.warning(
+                    "the simulator of %s does not repeat itself: new episodes begin, and the run does not go on bit "
+                    "for bit", self.spec.task if self.spec is not None else env,
+                )  # fmt: skip
+                return False
+            if changed := {name: value for name, value in wanted.items() if local.configured.get(name) != value}:
+                local.configure(**changed)
+        self._published = int(state["policies"][-1][0])
+        log.info("%d vector steps taken again in %.1f s", len(state["actions"]), time.perf_counter() - started)
+        return True
+
+    def _resume_random(self) -> None:
+        """Put the generators that belong to nobody where they were: behind all that is only built at a start."""
+        if self._resumed is not None and self._has_same_seed and "random" in self._resumed:
+            set_global_state(self._resumed["random"])
+        self._resumed = None
 
     def _mirror_device(self, learner: torch.device) -> torch.device | None:
         """Where the rows are kept once more; None: nowhere."""
@@ -832,7 +929,9 @@ class ReplayDataModule(pl.LightningDataModule):
             return
         started = time.perf_counter()
         try:
-            self._stored.fill(rings)
+            self._has_same_rings = self._stored.fill(rings)
+            if self._has_same_rings:
+                self._rewind(rings)
         except ConfigError as error:
             raise ConfigError(f"{error}; without {self._stored.folder} the memory is filled anew") from error
         for ring in rings:  # a replay may be newer than the checkpoint, but its policies are not of the future
@@ -842,6 +941,24 @@ class ReplayDataModule(pl.LightningDataModule):
             "%d steps restored from %s in %.1f s", self._stored.stored, self._stored.folder,
             time.perf_counter() - started,
         )  # fmt: skip
+
+    def _rewind(self, rings: list[LaneRing]) -> None:
+        """In lock-step, put a replay that is newer than the checkpoint (``best.ckpt``) back to where that was.
+
+        Possible as long as nothing was overwritten meanwhile.
+        """
+        state = None if self._resumed is None else self._resumed.get("lockstep")
+        if state is None or self.mode != "lockstep":
+            return
+        assert self._stored is not None
+        assert self._stored.own is not None
+        [stored], [ring] = self._stored.own.rings, rings
+        head, finals = state["head"], state["finals"]
+        oldest = ring.readable(head)[0]  # that was drawn from
+        keeps_finals = stored.finals_written == finals or stored.finals_written <= ring.num_finals
+        if stored.first <= oldest and head <= stored.head <= oldest + ring.num_steps and keeps_finals:
+            set_progress(ring, head, finals)
+            self._is_exact, self._is_rewound = True, head < stored.head
 
     def _initial(self) -> StoredReplay:
         try:
@@ -894,8 +1011,9 @@ class ReplayDataModule(pl.LightningDataModule):
         try:
             if error is not None:
                 raise error
-            if (own / DONE).is_file() and not self._is_ours(own, memory.written):
+            if (own / DONE).is_file() and (self._is_rewound or not self._is_ours(own, memory.written)):
                 discard_replay(own)  # as this run's checkpoint takes the place of the other one
+            self._is_rewound = False
             save_replay(memory.written, own, run=self._run_id)
         except (OSError, ConfigError) as caught:
             error = caught
@@ -947,7 +1065,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if spec.achieved_goal is None:
             return lambda achieved, desired: achieved[..., 0]  # refused by whoever asked
         if self._reward_env is None:
-            self._reward_env = self._make_local_env(1, self.seed, "collect")
+            self._reward_env = self._make_local_env(1, self.seed, self._configured["collect"])
         env = self._reward_env
         with simulator_errors():
             goals = np.zeros((1, spec.achieved_goal[1] - spec.achieved_goal[0]), np.float32)
@@ -1032,11 +1150,11 @@ class ReplayDataModule(pl.LightningDataModule):
             ring = self.memory.rings[worker]
             return Collector(env, agent, ring, self._mailbox, Control(), self.episodes.add, seed)
 
-    def _make_local_env(self, num_envs: int, seed: int, mode: str = "describe") -> Any:
+    def _make_local_env(self, num_envs: int, seed: int, configured: dict[str, Any] | None = None) -> Any:
         with simulator_errors():
             env = make_env(self.env.class_path, self.env.init_args, num_envs, seed)
-            if changed := self._configured.get(mode):
-                env.configure(**changed)
+            if configured:
+                env.configure(**configured)
             return env
 
     def configure_envs(self, *, evaluation: bool = False, **settings: float | str | bool) -> None:
@@ -1064,7 +1182,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if not settings:
             return
         self._change_goal_reward(settings)
-        self._configure("collect", self._local and self._local[0].env, self.pool, settings)
+        self._configure("collect", self._local, self.pool, settings)
         if evaluation:
             self._configure("evaluate", self._local_evaluator and self._local_evaluator[0], self._evaluator, settings)
 
@@ -1091,7 +1209,9 @@ class ReplayDataModule(pl.LightningDataModule):
                 with self._drawing:
                     self.memory.relabeller.reward = function
 
-    def _configure(self, mode: str, env: VectorEnv | None, pool: WorkerPool | None, settings: dict[str, Any]) -> None:
+    def _configure(
+        self, mode: str, env: VectorEnv | LockStep | None, pool: WorkerPool | None, settings: dict[str, Any]
+    ) -> None:
         if env is not None:
             with simulator_errors():
                 env.configure(**settings)
@@ -1197,7 +1317,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 break
             if self._local is not None:
                 with simulator_errors():
-                    self._local[0].step()
+                    self._local.step()
             else:
                 assert self.pool is not None
                 self.pool.poll()
@@ -1293,7 +1413,7 @@ class ReplayDataModule(pl.LightningDataModule):
     def timers(self) -> dict[str, float]:
         """Seconds per activity, summed over workers."""
         if self._local is not None:
-            controls = [self._local[1]]
+            controls = [self._local.control]
         else:
             controls = [worker.control for worker in self.pool.workers] if self.pool else []
         return {name: float(sum(c.timers[i] for c in controls)) for i, name in enumerate(TIMERS)}
@@ -1302,7 +1422,7 @@ class ReplayDataModule(pl.LightningDataModule):
     def quarantined(self) -> int:
         """Rows set aside because they held a number that is not finite."""
         if self._local is not None:
-            return self._local[1].quarantined
+            return self._local.control.quarantined
         return sum(worker.control.quarantined for worker in self.pool.workers) if self.pool else 0
 
     # -- evaluation ---------------------------------------------------------------------------------------------
@@ -1321,8 +1441,10 @@ class ReplayDataModule(pl.LightningDataModule):
         lanes = min(self.eval_envs, episodes)
         if self.mode == "lockstep":
             if self._local_evaluator is None:
-                env = self._make_local_env(lanes, seed, "evaluate")
-                self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
+                # Evaluations take nothing from the generators of the training.
+                with torch.random.fork_rng(devices=[]):
+                    env = self._make_local_env(lanes, seed, self._configured["evaluate"])
+                    self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
             env, option_agent = self._local_evaluator
             option_agent.load(policy.flatten(), 0)
             with simulator_errors():
@@ -1400,4 +1522,5 @@ class ReplayStream(IterableDataset):
         """Start the workers if they do not run yet, then yield batches as the rate allows."""
         self.data.start_workers()
         while (batch := self.data.next_batch()) is not None:
+            self.data.handed_out += 1
             yield batch

@@ -33,6 +33,8 @@ class Learner(pl.LightningModule):
         self.automatic_optimization = False
         self.updates = 0
         self.env_steps = 0
+        #: Batches whose updates were begun in this process.
+        self.batches_begun = 0
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._rate_mark = (0.0, 0, 0)

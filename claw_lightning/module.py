@@ -51,6 +51,15 @@ GROUPS = {
 STRUCTURE = ("distillation.kind", "distillation.student_hidden_sizes", "distillation.kl_limit", "policy_gradient")
 
 
+#: Settings that act at the beginning of a run alone, and what goes on from a checkpoint in their place.
+AT_THE_START = {
+    "init": "networks",
+    "initial_termination": "terminations",
+    "initial_temperature": "temperature",
+    "deliberation_cost": "deliberation cost",
+}
+
+
 def structure(groups: dict[str, Any]) -> tuple[Any, ...]:
     """Values of :data:`STRUCTURE` from plain groups, told apart only where networks differ (a teacher adds none)."""
     distillation = groups.get("distillation") or asdict(Distillation())
@@ -223,6 +232,8 @@ class OptionCritic(Learner):
         check_settings(self.settings, self.groups)
         self.spec: EnvSpec | None = None
         self._errors: list[Tensor] | None = None
+        self._optimizer_names, self._rates = [], list[float]()
+        self._rates_before: dict[str, float] | None = None  # learning rates of the checkpoint that a run goes on from
         self._teacher: tuple[Policy, ...] = ()  # in a tuple: frozen, and no part of checkpoints
 
     @property
@@ -445,6 +456,7 @@ class OptionCritic(Learner):
     def training_step(self, batch: ReplayBatch, batch_idx: int) -> None:
         """U updates: critic each time, policies every ``policy_delay``-th."""
         h = self.settings
+        self.batches_begun += 1
         for callback in self.callbacks():
             callback.on_batch_sampled(self.trainer, self, batch)
         self.env_steps = batch.env_steps
@@ -616,6 +628,11 @@ class OptionCritic(Learner):
     def on_train_start(self) -> None:
         """Publish the policy with the exploration that fits the step count, before any worker acts."""
         self.set_exploration()
+        if self._rates_before is not None:  # the optimisers came back with their learning rates; a changed one wins
+            for wrapped, name, rate in zip(self.optimizers(), self._optimizer_names, self._rates, strict=True):  # type: ignore[arg-type]
+                if self._rates_before.get(name) != rate:
+                    for group in wrapped.optimizer.param_groups:
+                        group["lr"] = rate
 
     def set_exploration(self) -> None:
         """Write the current noise multiplier and uniform probability into what workers receive."""
@@ -631,6 +648,8 @@ class OptionCritic(Learner):
             "env_steps": self.env_steps,
             "policy": self.policy_settings,
             "groups": {name: None if group is None else asdict(group) for name, group in self.groups.items()},
+            "rates": dict(zip(self._optimizer_names, self._rates, strict=True)),
+            "means": {"sums": dict(self._sums), "counts": dict(self._counts)},  # up to the next logging step
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -645,7 +664,46 @@ class OptionCritic(Learner):
             self.build(spec)
         else:
             self._check_fits(spec, checkpoint)
+            if self._trainer is not None and self.trainer.state.fn == "fit":
+                self._apply_changes(checkpoint.get("hyper_parameters", {}), checkpoint)
         self.updates, self.env_steps = stored["updates"], stored["env_steps"]
+        decays = checkpoint.get("hyper_parameters", {}).get("lr_decay_steps", 0) > 0
+        # Of a run whose rates fell, what they have become is no rate of this one's.
+        self._rates_before = {} if decays and self.settings.lr_decay_steps == 0 else stored.get("rates", {})
+        means = stored.get("means", {"sums": {}, "counts": {}})
+        self._sums = {name: total.to(self.device) for name, total in means["sums"].items()}
+        self._counts = dict(means["counts"])
+
+    def _apply_changes(self, stored: dict[str, Any], checkpoint: dict[str, Any]) -> None:
+        """Make settings that differ from the checkpoint's take effect, where its tensors would hide them.
+
+        Raises:
+            ConfigError: a setting that differs would do nothing; one line.
+        """
+        h, state = self.settings, checkpoint["state_dict"]
+        groups = checkpoint["claw"].get("groups", {})
+        theirs, ours = (groups.get("distillation") or {}).get("coefficient"), self.distillation.coefficient
+        if self.distillation.kl_limit is not None and theirs not in (None, ours):
+            raise ConfigError(
+                f"model.distillation.coefficient {ours} would do nothing: with kl_limit it is where the multiplier "
+                f"began, and that of the checkpoint, which began with {theirs}, goes on; leave it out"
+            )
+        fixed_cost, fixed_temperature = h.target_decision_rate is None, not h.tune_temperature
+        for name, what in AT_THE_START.items():
+            theirs, ours = stored.get(name, h[name]), h[name]
+            if theirs == ours:
+                continue
+            if name == "deliberation_cost" and fixed_cost:
+                for key in state:
+                    if key.endswith("switch_cost"):
+                        state[key] = torch.full_like(state[key], ours)
+            elif name == "initial_temperature" and fixed_temperature and "log_temperature" in state:
+                state["log_temperature"] = torch.full_like(state["log_temperature"], math.log(ours))
+            else:
+                raise ConfigError(
+                    f"model.{name} {ours} would do nothing: it acts at the beginning of a run, and the {what} of the "
+                    f"checkpoint, which began with {theirs}, go on as they are; leave it out"
+                )
 
     def _check_fits(self, spec: EnvSpec, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another task or of networks of another shape, naming both."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RateLimiter:
     """Samples per inserted step (SPI), kept within a band (as in Reverb's SampleToInsertRatio).
@@ -70,10 +72,19 @@ class RateLimiter:
         paid = self.inserted - self.warmup
         return self.sampled / paid if paid > 0 else 0.0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Counters, for a checkpoint."""
-        return {"inserted": self.inserted, "sampled": self.sampled, "warmup": self.warmup}
+        counters = {"inserted": self.inserted, "sampled": self.sampled, "warmup": self.warmup}
+        return {**counters, "samples_per_insert": self.samples_per_insert}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore counters of :meth:`state_dict`."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore counters of :meth:`state_dict`.
+
+        Samples drawn so far count as if they had been drawn at this SPI: what is owed stays what it was, and a run that
+        goes on at another one neither makes up for the past in a burst nor waits until it has.
+        """
         self.inserted, self.sampled, self.warmup = state["inserted"], state["sampled"], state["warmup"]
+        before = state.get("samples_per_insert", self.samples_per_insert)
+        if before != self.samples_per_insert:
+            self.sampled += int((self.inserted - self.warmup) * (self.samples_per_insert - before))
+            self.sampled = max(0, self.sampled)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from claw_lightning import cli
+from claw_lightning.checkpoints import read_checkpoint
 from claw_lightning.errors import ClawError, UsageError
 from tests.runs import FAST, ROOT
 
@@ -101,12 +102,12 @@ def test_a_wrong_setting_is_told_in_one_line(capsys, arguments, said):
 
 def test_a_truncated_checkpoint_is_refused_by_its_marker_and_one_without_is_read(capsys):
     file, marker = Path("own.ckpt"), Path("own.ckpt.done")
-    torch.save({"weights": torch.zeros(3)}, file)
-    cli.check_checkpoint(str(file))
+    torch.save({"claw": {}, "state_dict": {"weights": torch.zeros(3)}}, file)
+    read_checkpoint(str(file))
     size = file.stat().st_size
     for text in (f'{{"bytes": {size}}}', "no JSON", "[]", "{}"):  # what says nothing vouches for nothing
         marker.write_text(text)
-        cli.check_checkpoint(str(file))
+        read_checkpoint(str(file))
     marker.write_text(f'{{"bytes": {size + 1000}}}')
     line = refused(capsys, 1, "--ckpt_path=own.ckpt")
     assert f"ckpt_path: own.ckpt has {size:,} bytes, but {size + 1000:,} according to own.ckpt.done" in line

@@ -1,7 +1,7 @@
 """ReplayDataModule: what it refuses, how it paces a run, and how a run ends and resumes."""
 
 import copy
-import json
+import io
 import math
 import os
 import signal
@@ -154,10 +154,18 @@ def test_evaluation_repeats_for_a_seed_and_a_policy(tmp_path):
 # -- resuming -----------------------------------------------------------------------------------------------------
 
 
+def stored(data):
+    """State as a checkpoint brings it back: tensors and plain containers alone."""
+    file = io.BytesIO()
+    torch.save(data.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def test_state_is_plain_and_owes_no_burst():
     data, resumed = make_data(max_env_steps=0), make_data(max_env_steps=0)
     data.limiter.inserted, data.limiter.sampled = 300, 8 * 200 - 32
-    resumed.load_state_dict(json.loads(json.dumps(data.state_dict())))
+    resumed.load_state_dict(stored(data))
     assert resumed.env_steps == 300
     assert not resumed.limiter.can_sample
     resumed.limiter.inserted = 399
@@ -444,7 +452,7 @@ def test_lock_step_is_configured_at_once_and_evaluations_only_on_request(tmp_pat
 
         def on_batch_sampled(self, trainer, module, batch):
             data = trainer.datamodule
-            simulator = data._local[0].env
+            simulator = data._local.env
             if self.before is not None:
                 return
             self.before = simulator.bonus

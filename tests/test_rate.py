@@ -138,4 +138,15 @@ def test_state_round_trip():
     other.load_state_dict(limiter.state_dict())
     for name in ("inserted", "sampled", "warmup", "error", "inserts_allowed", "can_sample", "achieved"):
         assert getattr(other, name) == getattr(limiter, name)
-    assert all(type(value) is int for value in limiter.state_dict().values())
+    assert all(type(value) in (int, float) for value in limiter.state_dict().values())
+
+
+@pytest.mark.parametrize("rate", [2.0, 64.0])
+def test_another_rate_owes_nothing_for_the_past(rate):
+    before, after = make(warmup=10), make(warmup=10)
+    before.inserted = 500
+    before.sampled = int(490 * before.samples_per_insert) - 40
+    after.samples_per_insert = rate
+    after.load_state_dict(before.state_dict())
+    assert after.error == before.error == 40
+    assert after.achieved == pytest.approx(rate, abs=0.1)

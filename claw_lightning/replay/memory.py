@@ -268,6 +268,24 @@ class ReplayMemory:
             spans = [(max(span[0], ring.oldest_image()), span[1]) for span, ring in zip(spans, self.rings, strict=True)]
         return sum(max(0, last - first) * ring.num_lanes for (first, last), ring in zip(spans, self.rings, strict=True))
 
+    def state_dict(self) -> dict[str, Any]:
+        """State of the generator, and up to which steps observations were counted into the moments."""
+        return {"rng": self.rng.bit_generator.state, "seen": self._seen[: len(self.written)]}
+
+    def load_state_dict(self, state: dict[str, Any], same_seed: bool = True, same_rings: bool = True) -> None:
+        """Inverse of :meth:`state_dict`, before the first draw.
+
+        Args:
+            state: as saved.
+            same_seed: whether draws are to go on as they would have; else they are those of this memory's seed.
+            same_rings: whether the rings hold the same steps.
+        """
+        if same_seed:
+            self.rng.bit_generator.state = state["rng"]
+        if same_rings and len(state["seen"]) == len(self.written):
+            for i, (ring, seen) in enumerate(zip(self.written, state["seen"], strict=True)):
+                self._seen[i] = min(seen, ring.head)
+
     def sample(self, num_updates: int, batch_size: int, length: int = 1, script: Draw | None = None) -> ReplayBatch:
         """Sample with replacement of usable rows, or of segments of consecutive rows that begin at such rows.
 

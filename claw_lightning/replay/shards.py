@@ -118,15 +118,23 @@ class ReplayShare:
         replays, _, parts = self._dealt
         return sum(replay.stored for replay in replays) // parts
 
-    def fill(self, rings: Sequence[LaneRing]) -> None:
+    @property
+    def own(self) -> StoredReplay | None:
+        """The replay of this rank alone; None where there are more or fewer of them than ranks."""
+        return self.shards[self.rank] if len(self.shards) == self.size else None
+
+    def fill(self, rings: Sequence[LaneRing]) -> bool:
         """Fill new rings: bit for bit where their shapes are those that were stored, else dealt anew.
+
+        Returns whether they are those that were stored.
 
         Raises:
             ConfigError, ValueError: as :meth:`StoredReplay.restore` and :meth:`StoredReplay.deal`.
         """
         replays, part, parts = self._dealt
-        shapes = [(ring.num_steps, ring.num_lanes) for ring in rings]
-        if len(self.shards) == self.size and [(r.num_steps, r.num_lanes) for r in replays[0].rings] == shapes:
-            replays[0].restore(rings)
-        else:
-            deal_replays(replays, rings, part, parts)
+        shapes, own = [(ring.num_steps, ring.num_lanes) for ring in rings], self.own
+        if own is not None and [(ring.num_steps, ring.num_lanes) for ring in own.rings] == shapes:
+            own.restore(rings)
+            return True
+        deal_replays(replays, rings, part, parts)
+        return False

@@ -95,6 +95,32 @@ class OptionAgent:
         self.policy.load_flat(values)
         self.version = version
 
+    def reseed(self, seed: int) -> None:
+        """Draw as a new agent of this seed would."""
+        self._rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        self._generator.manual_seed(seed)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Random states, options and what is kept from step to step, as plain containers and tensors; no parameters."""
+        return {
+            "numpy": self._rng.bit_generator.state,
+            "torch": self._generator.get_state(),
+            "option": torch.from_numpy(self._option.copy()),
+            "age": torch.from_numpy(self._age.copy()),
+            "held": torch.from_numpy(self._held.copy()),
+            "held_action": torch.from_numpy(self._held_action.copy()),
+            "noise": None if self.noise is None else self.noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; noise of another kind begins anew."""
+        self._rng.bit_generator.state = state["numpy"]
+        self._generator.set_state(state["torch"])
+        self._option, self._age = state["option"].numpy().copy(), state["age"].numpy().copy()
+        self._held, self._held_action = state["held"].numpy().copy(), state["held_action"].numpy().copy()
+        if self.noise is not None and state["noise"] is not None:
+            self.noise.load_state_dict(state["noise"])
+
     @torch.no_grad()
     @torch.autocast("cpu", enabled=False)  # in lock-step mode this runs inside the learner's precision
     def act(self, obs: np.ndarray, first: np.ndarray, image: Optional[np.ndarray] = None) -> Decision:

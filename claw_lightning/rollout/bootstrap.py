@@ -10,8 +10,8 @@ import sys
 import types
 
 if __name__ == "__main__":
-    # Sent to all processes of a run at its end, as Ctrl-C is; the learner decides.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Sent to all processes of a run at its end, as Ctrl-C is; SIGUSR1 by SLURM before that. The learner decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     here = os.path.dirname(os.path.abspath(__file__))
     # A script's folder comes first on the path; this one's file names would hide others' modules.

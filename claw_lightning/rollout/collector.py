@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -63,6 +63,16 @@ class Puller:
         self.mailbox, self.agent, self.control = mailbox, agent, control
         self._sequence = 0
 
+    @property
+    def has_pulled(self) -> bool:
+        """Whether parameters were adopted at all."""
+        return self._sequence > 0
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether there are newer parameters."""
+        return self.mailbox.sequence > self._sequence
+
     def pull(self) -> bool:
         """Adopt newer parameters if there are any; never waits."""
         letter = self.mailbox.read(self._sequence)
@@ -97,7 +107,7 @@ class Collector:
         self.puller = Puller(mailbox, agent, control)
         self.on_episodes, self.seed, self.pull_every = on_episodes, seed, max(1, pull_every)
         self.tracker = EpisodeTracker(env.num_envs)
-        self._steps = 0
+        self.steps = 0
         self._obs: Optional[np.ndarray] = None
         self._image: Optional[np.ndarray] = None
         #: Vector steps in a row with numbers that are not finite, per lane.
@@ -112,6 +122,59 @@ class Collector:
         self._check_image(image)
         self._keep(obs, self.env.states(), image)
         self._first = np.ones(self.env.num_envs, bool)
+
+    @property
+    def is_between_episodes(self) -> bool:
+        """Whether the next step opens an episode in every lane."""
+        return self._obs is None or bool(self._first.all())
+
+    def take_over(self, other: Collector) -> None:
+        """Go on in place of another collector with the same agent, in new episodes."""
+        self.steps, self.puller = other.steps, other.puller
+
+    def retrace(self, actions: Sequence[np.ndarray], changes: Dict[int, List[Dict[str, Any]]], known: int = 0) -> bool:
+        """Bring a new simulator to where another one was that took these actions, the last of them in the newest step.
+
+        Nothing is written into the ring but the observation that the next action is chosen on.
+
+        Args:
+            actions: [N, A] each, since all lanes began an episode.
+            changes: settings of the simulator, by the step before which they were changed.
+            known: first step that the ring holds.
+
+        Returns:
+            Whether all observations and rewards that the ring holds came out the same to the bit.
+        """
+        ring, view = self.ring, self.ring.layout.view
+        if not actions:
+            return True  # not even begun: the first step does
+        self.control.beat(phases.RESET)
+        obs = self._checked(self.env.reset(self.seed), (self.env.num_envs, self.env.spec.obs_size), "observation")
+        states, image, first = self.env.states(), self.env.image(), np.ones(self.env.num_envs, bool)
+        begin = ring.head - len(actions)
+        for step, action in enumerate(actions, begin):
+            for settings in changes.get(step, ()):
+                self.env.configure(**settings)
+            self.control.beat(phases.STEP)
+            rows = ring.rows[step % ring.num_steps]
+            is_stored = step >= max(known, ring.head - ring.num_steps + 1)
+            if is_stored and view(rows, "obs").tobytes() != obs.tobytes():
+                return False
+            result = self.env.step(np.nan_to_num(action))
+            self._check(result)
+            if is_stored and view(rows, "reward").tobytes() != result.reward.tobytes():
+                return False
+            done = (result.terminated | result.truncated) & ~result.is_border
+            self.tracker.update(result.reward, done, result.is_border, result.info.get("success"))
+            parts = [obs, action, result.reward[:, None], *([] if states is None else [states])]
+            self._count_broken(~np.isfinite(np.concatenate(parts, axis=1)).all(axis=1))
+            first = done if ring.layout.has_finals else result.is_border.copy()
+            obs, states, image = result.obs, result.states, result.image
+        for settings in changes.get(ring.head, ()):
+            self.env.configure(**settings)
+        self._first = first
+        self._keep(obs, states, image)
+        return True
 
     def _keep(self, obs: np.ndarray, states: Optional[np.ndarray], image: Optional[np.ndarray]) -> None:
         """Put what the next action is chosen on where it belongs: a simulator may write over its buffers.
@@ -137,9 +200,9 @@ class Collector:
         timers = self.control.timers
         started = time.perf_counter()
         self.control.beat(phases.PULL)
-        if self._steps % self.pull_every == 0:
+        if self.steps % self.pull_every == 0:
             self.puller.pull()
-        self._steps += 1
+        self.steps += 1
         pulled = time.perf_counter()
         assert self._obs is not None
         decision = self.agent.act(self._obs, self._first, self._image)
@@ -277,6 +340,7 @@ def evaluate(
     With ``student`` the policy's flat student plays.
     """
     agent.use_student = student
+    agent.reseed(seed)  # an evaluation depends on policy and seed alone, not on those before it
     lanes = env.num_envs
     quota = np.full(lanes, episodes // lanes)
     quota[: episodes % lanes] += 1

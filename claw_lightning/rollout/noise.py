@@ -7,7 +7,7 @@ exploit and no schedule has to be tuned (Li et al. 2023, Parallel Q-Learning, ht
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
 
@@ -67,6 +67,13 @@ class GaussianNoise:
     def reset(self, mask: Optional[np.ndarray] = None) -> None:
         """Nothing to forget; here so that both kinds of noise are used alike."""
 
+    def state_dict(self) -> Dict[str, Any]:
+        """Nothing to keep, beside the generator."""
+        return {}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Likewise."""
+
 
 class OrnsteinUhlenbeckNoise:
     """Noise that drifts smoothly: dx = -theta x dt + sigma dW, sampled exactly every ``dt``.
@@ -118,6 +125,16 @@ class OrnsteinUhlenbeckNoise:
         if mask is None:
             mask = np.ones(len(self._value), dtype=bool)
         self._value[mask] = self._rng.standard_normal(self._value[mask].shape, dtype=np.float32)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Present values, for a checkpoint."""
+        return {"value": [[float(x) for x in lane] for lane in self._value]}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`; noise of another kind or size begins anew."""
+        value = np.array(state.get("value", ()), np.float32)
+        if value.shape == self._value.shape:
+            self._value = value
 
 
 def _checked_scales(scales: np.ndarray, num_lanes: int) -> np.ndarray:

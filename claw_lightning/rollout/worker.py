@@ -210,7 +210,7 @@ def serve_evaluations(
 
 def main() -> int:
     """Entry point. Exit status 0: asked to stop; 1: an error, which the learner has been told."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # see bootstrap.py
     follow_parent()
     lines = take_standard_input()

@@ -57,8 +57,11 @@ def test_a_life_with_a_kill_and_a_hang(rig):
     rig.until(lambda: control.phase == phases.WAIT)
     assert rig.ring.head == 0  # nothing was allowed yet
 
+    for number in (signal.SIGUSR1, signal.SIGTERM):  # which SLURM sends to all processes of a job
+        os.kill(worker.process.pid, number)
     control.steps_allowed = 10
     rig.until(lambda: rig.ring.head == 10 and control.phase == phases.WAIT)
+    assert rig.pool.restarts == 0
     assert (rig.field("obs", 0) == [[0, 0, 0], [1, 0, 0]]).all()
     assert (rig.field("version", 9) == 1).all() and control.version == 1
     rig.until(lambda: rig.messages)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
@@ -29,8 +30,8 @@ class Prioritized(Sampler):
     largest value, as is often done: under beta = 1 their mean is 1 and any weighted mean over batches is an unbiased
     estimate of the mean over usable rows; under a smaller beta their mean is at most 1, so updates only get smaller.
 
-    The priorities are the learner's own and are not part of checkpoints: after a restore all rows enter anew at the
-    largest priority, which is kept.
+    The priorities are part of checkpoints (4 bytes per row that is stored). Where the replay comes back into rings of
+    other shapes, or not at all, all rows enter anew at the largest priority, which is kept.
 
     Args:
         alpha: how much errors count, 0 (not at all: uniform) to 1 (in proportion).
@@ -63,12 +64,15 @@ class Prioritized(Sampler):
         check_numbers(group, {"epsilon": epsilon}, above=0.0)
         self.alpha, self.epsilon = alpha, epsilon
         self.beta, self.final_beta, self.anneal_steps = beta, final_beta, anneal_steps
+        self._rings: list[LaneRing] = []
         self._max_priority = 1.0
         self._present_beta = beta
         self._num_rows = 0  # with a priority
+        self._restored: tuple[np.ndarray, np.ndarray] | None = None  # priorities [slots], of steps below these [rings]
 
     def bind(self, rings: Sequence[LaneRing], num_options: int = 1) -> None:
         """See :meth:`Sampler.bind`."""
+        self._rings = list(rings)
         self._slots = RowSlots(rings)
         self._tree = SumTree(self._slots.size, np.float32)
         self._num_rows = 0
@@ -78,11 +82,13 @@ class Prioritized(Sampler):
         for start, stop in self._slots.follow(arrivals):
             self._enter(start, stop, 0.0)
         priorities = np.where(arrivals.usable, np.float32(self._max_priority), np.float32(0.0))
+        self._recall(arrivals, priorities)
         for start, stop, rows in self._slots.fill(arrivals, priorities):
             self._enter(start, stop, rows)
 
     def draw(self, stored: Stored, count: int, rng: np.random.Generator) -> Places:
         """See :meth:`Sampler.draw`."""
+        self._restored = None  # all that was restored has been followed
         for start, stop in self._slots.expire(stored):
             self._enter(start, stop, 0.0)
         total = self._tree.total
@@ -120,12 +126,42 @@ class Prioritized(Sampler):
         return {"replay/priority_max": self._max_priority, "replay/beta": self._present_beta}
 
     def state_dict(self) -> dict[str, Any]:
-        """The largest priority seen; the priorities themselves begin anew."""
-        return {"max_priority": float(self._max_priority)}
+        """The largest priority seen, and all others up to the last slot that has one."""
+        state: dict[str, Any] = {"max_priority": float(self._max_priority)}
+        if self._rings:
+            used = np.flatnonzero(self._tree[:])
+            state["priorities"] = torch.from_numpy(self._tree[: used[-1] + 1 if len(used) else 0].copy())
+            state["ends"] = self._slots.ends.tolist()
+            state["shapes"] = [[ring.num_steps, ring.num_lanes] for ring in self._rings]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Sampler.load_state_dict`; call before the restored rows are followed."""
         self._max_priority = float(state["max_priority"])
+        ends = state.get("ends", ())
+        shapes = [[ring.num_steps, ring.num_lanes] for ring in self._rings]
+        if ends and state["shapes"] == shapes and all(r.head >= e for r, e in zip(self._rings, ends, strict=True)):
+            priorities = np.zeros(self._slots.size, np.float32)
+            priorities[: len(state["priorities"])] = state["priorities"].numpy()
+            self._restored = priorities, np.array(ends, np.int64)
+
+    def _recall(self, arrivals: Arrivals, priorities: np.ndarray) -> None:
+        """Put restored priorities in place of those [S, N] with which new rows enter."""
+        if self._restored is None:
+            return
+        restored, ends = self._restored
+        last = int(ends[arrivals.ring])
+        if arrivals.first >= last:
+            return
+        known = np.zeros_like(priorities)
+        begin = 0
+        for start, stop, step in self._slots.runs(arrivals.ring, arrivals.first, arrivals.first + len(known)):
+            begin = step - arrivals.first
+            rows = known[begin : begin + (stop - start) // known.shape[1]]
+            rows[:] = restored[start:stop].reshape(rows.shape)
+        known[max(0, last - arrivals.first) :] = 0.0
+        fine = (known > 0) & (priorities > 0)
+        priorities[fine] = known[fine]
 
     def _enter(self, start: int, stop: int, priorities: np.ndarray | float) -> None:
         self._num_rows -= int(np.count_nonzero(self._tree[start:stop]))

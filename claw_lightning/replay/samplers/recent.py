@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class Recent(Sampler):
         check_numbers("data.sampler.init_args", {"half_life": half_life}, above=0.0)
         self.half_life = half_life
         self._begin: np.ndarray | None = None
+        self._rings: list[LaneRing] = []
 
     def _set_back(self, last: np.ndarray) -> np.ndarray:
         """By how many vector steps a ring is older than the others that does not grow as they do: one of the past."""
@@ -42,6 +44,20 @@ class Recent(Sampler):
             self._begin = last.copy()
         grown = last - self._begin
         return np.where(grown > 0, 0, grown.max())
+
+    def bind(self, rings: Sequence[LaneRing], num_options: int = 1) -> None:
+        """See :meth:`Sampler.bind`."""
+        self._rings, self._begin = list(rings), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rings ended at the first draw: it says how much older than the others one of the past is."""
+        return {} if self._begin is None else {"begin": self._begin.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`Sampler.load_state_dict`; rings that came back otherwise than they were begin anew."""
+        begin = state.get("begin", ())
+        if len(begin) == len(self._rings) and all(ring.head >= b for ring, b in zip(self._rings, begin, strict=True)):
+            self._begin = np.array(begin, np.int64) if begin else None
 
     def draw(self, stored: Stored, count: int, rng: np.random.Generator) -> Places:
         """See :meth:`Sampler.draw`."""

@@ -1,0 +1,169 @@
+"""Checkpoints as the command is given them: which file is meant, whether it is one, and what it says of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from claw_lightning.errors import ConfigError
+
+NAMED = ("last", "best")
+OTHERS = ("hpc", "registry")  # names that Lightning itself understands
+FOLDER = "checkpoints"  # in the folder of a run
+MARKER = ".done"  # appended to a checkpoint's name
+
+
+def find_checkpoint(path: str | None, roots: list[Path]) -> str | None:
+    """File that ``ckpt_path`` means.
+
+    ``last`` and ``best`` are those of the newest run in ``roots``, the one whose checkpoints were written last. The
+    folder of a run, or of its checkpoints, means its ``last.ckpt``.
+
+    Raises:
+        ConfigError: there is none; one line.
+    """
+    if path in NAMED:
+        found = [run for root in roots for run in _runs(root)]
+        where = " or ".join(str(root) for root in roots)
+        if not found:
+            raise ConfigError(
+                f"ckpt_path {path}: no run in {where} has written checkpoints; give a file, or leave ckpt_path out to "
+                "begin a new run"
+            )
+        folder = max(found, key=_written)
+        if not (folder / f"{path}.ckpt").is_file():
+            raise ConfigError(f"ckpt_path {path}: the newest run has no {path}.ckpt in {folder}; give a file")
+        return str(folder / f"{path}.ckpt")
+    if path is not None and Path(path).is_dir():
+        for folder in (Path(path) / FOLDER, Path(path)):
+            if (folder / "last.ckpt").is_file():
+                return str(folder / "last.ckpt")
+        raise ConfigError(f"ckpt_path: {path} is a folder without {FOLDER}/last.ckpt; give a file, or a run's folder")
+    return path
+
+
+def _runs(root: Path) -> Iterator[Path]:
+    """Folders of checkpoints: of this run, or of the runs in this folder."""
+    for folder in (root, root / FOLDER, *sorted(root.glob(f"*/{FOLDER}"))):
+        if any((folder / f"{name}.ckpt").is_file() for name in NAMED):
+            yield folder
+
+
+def _written(folder: Path) -> float:
+    times = [0.0]
+    for name in NAMED:
+        with contextlib.suppress(OSError):
+            times.append((folder / f"{name}.ckpt").stat().st_mtime)
+    return max(times)
+
+
+def run_folders(trainer: Mapping[str, Any]) -> list[Path]:
+    """Where runs with these settings of the trainer leave their folders, or one of them its checkpoints."""
+    callbacks = trainer.get("callbacks") or []
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if str(callback.get("class_path", "")).rpartition(".")[2] == "RunCheckpoint":
+            dirpath = (callback.get("init_args") or {}).get("dirpath")
+            if dirpath:
+                return [Path(dirpath)]
+    loggers = trainer.get("logger")
+    first = (loggers[0] if loggers else None) if isinstance(loggers, (list, tuple)) else loggers
+    root = Path(trainer.get("default_root_dir") or ".")
+    if first is None or not hasattr(first, "get"):  # none, or Lightning's own
+        return [root / "lightning_logs"] if first is True else [root]
+    arguments = first.get("init_args") or {}
+    root = Path(arguments.get("save_dir") or root)
+    return [root / arguments["name"]] if isinstance(arguments.get("name"), str) else [root]
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """What a checkpoint holds, without the numbers of its tensors.
+
+    A file that cannot be read, or of which a part is missing, is refused before anything is started. One without a
+    marker (a single file that was copied) is accepted if it can be read.
+
+    Raises:
+        ConfigError: one line with the file.
+    """
+    import torch
+
+    file, marker = Path(path), Path(f"{path}{MARKER}")
+    if not file.is_file():
+        raise ConfigError(f"ckpt_path: {path} does not exist")
+    size, expected = file.stat().st_size, None
+    # A marker that says nothing vouches for nothing.
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        expected = int(json.loads(marker.read_text())["bytes"])
+    if expected is not None and size != expected:
+        raise ConfigError(
+            f"ckpt_path: {path} has {size:,} bytes, but {expected:,} according to {marker.name} beside it: a truncated "
+            "or mixed copy; copy both files again"
+        )
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:  # whatever a broken archive raises
+        raise ConfigError(f"ckpt_path: {path} is not a readable checkpoint ({_what(file, error)})") from error
+    if not (isinstance(content, dict) and isinstance(content.get("claw"), dict) and "state_dict" in content):
+        raise ConfigError(
+            f"ckpt_path: {path} was not written by claw-lightning; give a run's last.ckpt or best.ckpt"
+            + (" (it holds weights alone)" if _is_weights(content) else "")
+        )
+    return content
+
+
+def _is_weights(content: Any) -> bool:
+    import torch
+
+    return isinstance(content, dict) and any(isinstance(value, torch.Tensor) for value in content.values())
+
+
+def _what(file: Path, error: Exception) -> str:
+    """Why a file cannot be read, in words that help."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if file.stat().st_size == 0:
+        return "it is empty"
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+        if not any(name.endswith("data.pkl") for name in names):
+            return f"an archive of something else, with {', '.join(sorted(names)[:3])}"
+        return "it holds objects that are not loaded from files, or is of another program"
+    with file.open("rb") as start:
+        return "it is truncated" if start.read(4) == b"PK\x03\x04" else "a file of another kind"
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, f"{prefix}{name}."))
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def untyped(stored: dict[str, Any], present: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the model that a checkpoint holds and nobody has given: these go on to hold.
+
+    Args:
+        stored: the checkpoint's content.
+        present: settings of the model as parsed, defaults included.
+        typed: those of them that were given on the command line, in files or in the environment.
+    """
+    found = {k: v for k, v in stored.get("hyper_parameters", {}).items() if k in present and k != "_instantiator"}
+    found.update({k: v for k, v in stored["claw"].get("groups", {}).items() if k in present})
+    given = flat(typed)
+    kept: dict[str, Any] = {}
+    for name, value in found.items():
+        mine = {key for key in given if key == name or key.startswith(f"{name}.")}
+        if name in mine:
+            continue
+        if mine:  # a group of which some settings were given
+            value = {**(value or {}), **{key[len(name) + 1 :]: given[key] for key in mine}}
+        kept[name] = value
+    return kept

@@ -1,0 +1,204 @@
+"""Which checkpoint is meant, what else a file may be, whose settings hold; through the command where it is cheap."""
+
+import logging
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from claw_lightning import cli
+from claw_lightning.checkpoints import find_checkpoint, read_checkpoint, run_folders, untyped
+from claw_lightning.errors import ConfigError
+from tests.runs import FAST
+
+LIMITS = ["--trainer.limit_val_batches=1", "--data.eval_episodes=1"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Runs go to a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lightning"])
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    for name in ("PL_GLOBAL_SEED", "SLURM_NTASKS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    level = logging.getLogger("claw_lightning").level
+    yield
+    logging.getLogger("claw_lightning").setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folder of a finished run of the command: gamma 0.9, three options, distilled."""
+    folder = tmp_path_factory.mktemp("made")
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        options = ["--model.gamma=0.9", "--model.num_options=3", "--model.distillation.kind=student",
+                   "--model.distillation.student_lr=0.002", "--data.max_env_steps=200"]  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["lightning"])
+            assert cli.main([*FAST, *LIMITS, *options]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def runs(made):
+    """The same, to be written into."""
+    shutil.copytree(made / "runs", "runs")
+    return Path("runs")
+
+
+def refused(capsys, *arguments, command="fit"):
+    """The one line with which the command ends; it has written no checkpoint and left nothing running."""
+    before = tree()
+    assert cli.main([command, *FAST[1:], *LIMITS, *arguments]) == 1
+    err = capsys.readouterr().err
+    lines = [line for line in err.splitlines() if "INFO" not in line and "WARNING" not in line]
+    assert len(lines) == 1 and lines[0].startswith("lightning: error: "), err
+    after = tree()
+    assert {name: after[name] for name in before} == before
+    assert not [name for name in set(after) - set(before) if name.endswith((".ckpt", ".done", ".rows"))]
+    return lines[0]
+
+
+def tree():
+    """Size and time of every file of the runs."""
+    # But of this process, whose log of an earlier run is open still.
+    stats = {str(p): p.stat() for p in Path("runs").rglob("*") if p.is_file() and p.name != "learner.log"}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+# -- which file -------------------------------------------------------------------------------------------------------
+
+
+def touch(path, seconds=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    os.utime(path, (1e9 + seconds, 1e9 + seconds))
+
+
+def test_last_and_best_are_those_of_the_run_that_wrote_last(tmp_path):
+    touch(tmp_path / "version_0/checkpoints/last.ckpt", 30)
+    touch(tmp_path / "version_0/checkpoints/best.ckpt", 10)
+    touch(tmp_path / "version_1/checkpoints/last.ckpt", 20)
+    touch(tmp_path / "version_1/checkpoints/best.ckpt", 15)
+    (tmp_path / "version_2/checkpoints").mkdir(parents=True)
+    for name in ("last", "best"):
+        assert find_checkpoint(name, [tmp_path]) == str(tmp_path / f"version_0/checkpoints/{name}.ckpt")
+    (tmp_path / "version_0/checkpoints/best.ckpt").unlink()
+    with pytest.raises(ConfigError, match="the newest run has no best.ckpt"):
+        find_checkpoint("best", [tmp_path])
+    for given in ("version_1", "version_1/checkpoints"):
+        assert find_checkpoint(str(tmp_path / given), []) == str(tmp_path / "version_1/checkpoints/last.ckpt")
+    with pytest.raises(ConfigError, match="is a folder without"):
+        find_checkpoint(str(tmp_path / "version_2"), [])
+    assert find_checkpoint("some.ckpt", []) == "some.ckpt" and find_checkpoint(None, []) is None
+
+
+@pytest.mark.parametrize(
+    "trainer, folder",
+    [
+        ({"logger": {"class_path": "X", "init_args": {"save_dir": "runs", "name": None}}}, "runs"),
+        ({"logger": [{"class_path": "X", "init_args": {"save_dir": "logs", "name": "mine"}}]}, "logs/mine"),
+        ({"logger": False, "default_root_dir": "there"}, "there"),
+        ({"logger": None}, "."),
+        ({"logger": True}, "lightning_logs"),
+        ({"callbacks": [{"class_path": "callbacks.RunCheckpoint", "init_args": {"dirpath": "kept"}}]}, "kept"),
+    ],
+)
+def test_where_runs_lie(trainer, folder):
+    assert run_folders(trainer) == [Path(folder)]
+
+
+# -- what a file is ---------------------------------------------------------------------------------------------------
+
+
+def test_foreign_and_broken_files_are_told_in_one_line_each(capsys, runs):
+    whole = (runs / "version_0/checkpoints/last.ckpt").read_bytes()
+    Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
+    Path("empty.ckpt").write_bytes(b"")
+    Path("text.ckpt").write_text("seed_everything: 0\n")
+    with zipfile.ZipFile("sb3.zip", "w") as archive:  # as stable-baselines3 writes them
+        for name in ("data", "pytorch_variables.pth", "policy.pth", "_stable_baselines3_version"):
+            archive.writestr(name, "x")
+    torch.save({"actor.weight": torch.zeros(3)}, "weights.ckpt")
+    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6", "loops": {}}, "foreign.ckpt")
+    torch.save({"claw": Path("x")}, "unsafe.ckpt")
+    for name, said in {
+        "nothing.ckpt": "does not exist",
+        "half.ckpt": "it is truncated",
+        "empty.ckpt": "it is empty",
+        "text.ckpt": "a file of another kind",
+        "sb3.zip": "an archive of something else, with _stable_baselines3_version",
+        "weights.ckpt": "not written by claw-lightning; give a run's last.ckpt or best.ckpt (it holds weights alone)",
+        "foreign.ckpt": "not written by claw-lightning",
+        "unsafe.ckpt": "objects that are not loaded",
+    }.items():
+        with pytest.raises(ConfigError, match="ckpt_path") as error:
+            read_checkpoint(name)
+        assert said in str(error.value) and "\n" not in str(error.value)
+    assert "an archive of something else" in refused(capsys, "--ckpt_path=sb3.zip")
+    shutil.rmtree("runs")
+    assert "ckpt_path last: no run in runs has written checkpoints" in refused(capsys, "--ckpt_path=last")
+    assert "ckpt_path best: no run" in refused(capsys, "--ckpt_path=best", command="validate")
+
+
+def test_another_task_another_k_and_a_broken_replay_are_refused_and_nothing_is_overwritten(capsys, runs):
+    line = refused(capsys, "--ckpt_path=last", "--model.num_options=5")
+    assert "made with model.num_options 3; this run has model.num_options 5" in line
+    other = "--data.env.init_args.task=MountainCarContinuous-v0"
+    line = refused(capsys, "--ckpt_path=last", "--model.num_options=3", other)
+    assert "task Pendulum-v1" in line and "task MountainCarContinuous-v0" in line
+    rows = runs / "version_0/checkpoints/replay/ring_0.rows"
+    rows.write_bytes(rows.read_bytes()[:-1000])
+    line = refused(capsys, "--ckpt_path=runs/version_0", "--model.num_options=3", "--data.max_env_steps=300")
+    assert "ring_0.rows has" in line and "copy it anew" in line
+
+
+# -- whose settings hold ----------------------------------------------------------------------------------------------
+
+
+def test_what_was_typed_wins_and_what_was_not_goes_on():
+    groups = {"exploration": {"kind": "none", "final": 0.5}, "diversity": None, "distillation": {"kind": "x"}}
+    stored = {
+        "hyper_parameters": {"gamma": 0.9, "critic_lr": 1e-4, "gone": 1, "_instantiator": "x"},
+        "claw": {"groups": groups},
+    }
+    present = dict.fromkeys(("gamma", "critic_lr", "exploration", "diversity", "distillation"))
+    typed = {"critic_lr": 1e-3, "exploration": {"final": 0.1}, "distillation": None}
+    assert untyped(stored, present, typed) == {
+        "gamma": 0.9, "exploration": {"kind": "none", "final": 0.1}, "diversity": None,
+    }  # fmt: skip
+
+
+def test_a_resumed_run_keeps_settings_but_for_those_that_are_typed_and_overwrites_nothing(capsys, runs):
+    """Learning rates too, which the optimisers would bring back; and the best so far is at hand in the new folder."""
+    before, old = tree(), torch.load(runs / "version_0/checkpoints/last.ckpt", weights_only=True)
+    assert cli.main([*FAST, *LIMITS, "--ckpt_path=last", "--model.num_options=3", "--model.critic_lr=0.0005",
+                     "--data.max_env_steps=300"]) == 0  # fmt: skip
+    assert {name: value for name, value in tree().items() if name in before} == before
+    new = torch.load(runs / "version_1/checkpoints/last.ckpt", weights_only=True)
+    assert new["claw"]["env_steps"] == 300 and new["global_step"] > old["global_step"]
+    assert new["hyper_parameters"]["gamma"] == 0.9
+    assert new["claw"]["groups"]["distillation"]["student_lr"] == 0.002
+    lr = {name: state["param_groups"][0]["lr"] for name, state in zip(new["claw"]["rates"], new["optimizer_states"])}
+    assert (lr["critic"], lr["actor"], lr["student"]) == (0.0005, 0.001, 0.002)
+    best = new["callbacks"]["RunCheckpoint"]["best"]
+    assert best >= old["callbacks"]["RunCheckpoint"]["best"]
+    stored = torch.load(runs / "version_1/checkpoints/best.ckpt", weights_only=True)
+    assert stored["callbacks"]["RunCheckpoint"]["best"] == best
+
+    capsys.readouterr()
+    # An evaluation is that of the checkpoint's model, or refused.
+    for name in ("best", "last"):
+        assert cli.main(["validate", *FAST[1:], *LIMITS, f"--ckpt_path={name}", "--model.num_options=3"]) == 0
+    assert "val/return" in capsys.readouterr().out
+    assert "model.num_options" in refused(capsys, "--ckpt_path=best", "--model.num_options=2", command="validate")
+    line = refused(capsys, "--ckpt_path=last", "--model.num_options=3", "--model.initial_termination=0.3")
+    assert "model.initial_termination 0.3 would do nothing" in line
