@@ -509,6 +509,10 @@ def merge_metrics(found: Sequence[dict[str, float]]) -> dict[str, float]:
     return merged
 
 
+#: Of the rate limiter's state, what is counted by each rank on its own.
+COUNTERS = ("inserted", "sampled", "warmup")
+
+
 def part_of(total: int, rank: int, size: int) -> int:
     """This rank's part of a number that is dealt as evenly as it goes."""
     return total * (rank + 1) // size - total * rank // size
@@ -525,8 +529,8 @@ def deal_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         return dict(states[min(rank, len(states) - 1)])
     mine = states[rank % len(states)]
     kept = {name: mine[name] for name in ("episodes", "sampler", "run") if name in mine}
-    totals = {name: total_of(states, world, name) for name in mine["limiter"]}
-    kept["limiter"] = {name: part_of(total, rank, size) for name, total in totals.items()}
+    totals = {name: total_of(states, world, name) for name in COUNTERS}
+    kept["limiter"] = {**mine["limiter"], **{name: part_of(total, rank, size) for name, total in totals.items()}}
     episodes = sum(each["episodes"]["total"] for each in states) * world // len(states)
     kept["episodes"] = {**mine["episodes"], "total": part_of(episodes, rank, size)}
     return kept

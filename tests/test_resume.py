@@ -45,6 +45,7 @@ def fit(root, steps, case, ckpt=None, stop_at=0, **settings):
 def everything(run):
     """All that learning goes on from, by name."""
     trainer, module, data = run
+    assert module.evaluated_policy is not None  # statistics of the average are copied when it is asked for
     found = dict(tensors(module))
     for i, optimizer in enumerate(trainer.optimizers):
         for place, state in optimizer.state_dict()["state"].items():
