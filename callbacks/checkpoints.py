@@ -24,6 +24,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
 from claw_lightning.files import sync
+from claw_lightning.logs import run_folder
 from claw_lightning.replay.storage import REPLAY_FOLDER
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,7 @@ class RunCheckpoint(Checkpoint):
 
     def folder(self, trainer: pl.Trainer) -> Path:
         """Where the files go."""
-        root = trainer.log_dir or trainer.default_root_dir
-        return Path(self.dirpath) if self.dirpath else Path(root) / "checkpoints"
+        return Path(self.dirpath) if self.dirpath else run_folder(trainer) / "checkpoints"
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the newest, and the best by the monitored value."""

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import end_run
+from claw_lightning.logs import run_folder
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.rollout.collector import Episode
 
@@ -60,7 +61,7 @@ class EpisodeLog(pl.Callback):
         """Open the log and listen."""
         if stage != "fit" or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
             return
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder = run_folder(trainer)
         self._file = self._prepare(Path(self.path) if self.path else folder / "episodes.csv")
         self._last_write = time.monotonic()
         self._data = trainer.datamodule  # type: ignore[attr-defined]

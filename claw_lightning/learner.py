@@ -84,6 +84,12 @@ class Learner(pl.LightningModule):
         """As validation, on another seed."""
         self._evaluate(int(seed), "test")
 
+    def predict_step(self, seed: int, batch_idx: int = 0) -> dict[str, Any] | None:
+        """Noise-free episodes step by step, as :meth:`ReplayDataModule.record` returns them; None after a stop."""
+        data, trainer = self.trainer.datamodule, self.trainer  # type: ignore[attr-defined]
+        frames = max(getattr(each, "frames_of", 0) for each in trainer.callbacks)  # type: ignore[attr-defined]
+        return data.record(self.evaluated_policy, self.agent_settings(), data.eval_episodes, int(seed), frames)
+
     def _evaluate(self, seed: int, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         metrics: dict[str, float] = {}

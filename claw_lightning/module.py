@@ -6,7 +6,7 @@ Shapes: U updates per training_step, B batch, L steps of a segment, O observatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from claw_lightning.networks import DiscreteCritic, TwinCritic
 from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.envs.base import EnvSpec
-from claw_lightning.rollout.networks import Policy, mlp
+from claw_lightning.rollout.networks import NetworkBlock, NetworkError, Policy, make_network
 from claw_lightning.rollout.noise import linear_decay
 from claw_lightning.rollout.normalizer import RunningMoments
 from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings, needs_own_actions
@@ -61,6 +61,21 @@ def structure(groups: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def plain_network(network: Any) -> dict[str, Any] | None:
+    """``model.network`` as ``class_path`` and ``init_args``, from what the command or a checkpoint gives.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if network is None:
+        return None
+    if callable(network) and not isinstance(network, type):
+        network = network(1, 1)  # the command's factory, which hands out the recipe and not the block
+    if isinstance(network, Mapping) and "class_path" in network:
+        return {"class_path": str(network["class_path"]), "init_args": dict(network.get("init_args") or {})}
+    raise ConfigError("model.network: give class_path and init_args of a NetworkBlock; workers build it too")
+
+
 class OptionCritic(Learner):
     """Off-policy option-critic with twin critics; with ``num_options`` 1 it is TD3 (deterministic) or SAC (gaussian).
 
@@ -94,6 +109,9 @@ class OptionCritic(Learner):
         hidden_sizes: of actor and critics.
         option_hidden_sizes: of option policy, termination and values.
         option_heads: how the actor knows its option: ``embedding`` into the first layer, or ``separate`` last layers.
+        network: a :class:`NetworkBlock` of your own (``class_path``, ``init_args``), which takes the place of all
+            layers behind the first in every network; of the sizes above only the first number then counts. None: plain
+            layers.
         activation: relu, elu, tanh or silu.
         init: orthogonal, xavier, he, or torch (PyTorch's own).
         policy_average: step per update of a slow copy of the policy (Polyak average), which is evaluated and acts in
@@ -168,6 +186,7 @@ class OptionCritic(Learner):
         hidden_sizes: Sequence[int] = (256, 256),
         option_hidden_sizes: Sequence[int] = (128, 128),
         option_heads: Literal["embedding", "separate"] = "embedding",
+        network: Callable[[int, int], NetworkBlock] | None = None,
         activation: Literal["relu", "elu", "tanh", "silu"] = "relu",
         init: Literal["orthogonal", "xavier", "he", "torch"] = "orthogonal",
         policy_average: float = 0.0,
@@ -214,6 +233,7 @@ class OptionCritic(Learner):
         self.distillation = distillation or Distillation()
         self.policy_gradient = policy_gradient
         self.diversity = diversity or Diversity()
+        network = plain_network(network)  # type: ignore[assignment]  # what is stored, and what workers are told
         self.save_hyperparameters(ignore=list(GROUPS))
         self.hparams.pop("_instantiator", None)  # written by the command; a stored module is built without it
         own = needs_own_actions(self.settings, policy_gradient)  # also while a checkpoint is loaded, before its groups
@@ -250,7 +270,17 @@ class OptionCritic(Learner):
         self.build(data.spec)
 
     def build(self, spec: EnvSpec) -> None:
-        """Build all networks for a task."""
+        """Build all networks for a task.
+
+        Raises:
+            ConfigError: the settings do not fit the task, or ``model.network`` cannot be used.
+        """
+        try:
+            self._build(spec)
+        except NetworkError as error:
+            raise ConfigError(str(error)) from error
+
+    def _build(self, spec: EnvSpec) -> None:
         h = self.settings
         discrete = spec.num_actions > 0
         if discrete != (h.actor == "categorical"):
@@ -278,6 +308,8 @@ class OptionCritic(Learner):
             "option_heads": h.option_heads,
             "option_selection": h.option_selection,
         }
+        if h.network is not None:
+            self.policy_settings["network"] = h.network
         if self.distillation.kind == "student":
             self.policy_settings["student_hidden_sizes"] = list(self.distillation.student_hidden_sizes)
         if spec.image_shape is not None:
@@ -297,7 +329,8 @@ class OptionCritic(Learner):
             target.load_state_dict(online.state_dict())
             target.requires_grad_(False)
         if h.num_options > 1:
-            self.state_value = mlp([self.policy.input_size, *h.option_hidden_sizes, 1], h.activation, 1.0, h.init)
+            sizes = [self.policy.input_size, *h.option_hidden_sizes, 1]
+            self.state_value = make_network(h.network, sizes, h.activation, 1.0, h.init)
             self.register_buffer("advantage_scale", torch.tensor(0.0))
             self.register_buffer("option_shares", torch.full((h.num_options,), 1.0 / h.num_options))
         self._build_reference()
@@ -319,8 +352,8 @@ class OptionCritic(Learner):
         def make_critic() -> TwinCritic | DiscreteCritic:
             common = (h.num_options, h.hidden_sizes, h.activation, h.layer_norm, h.init, h.num_critics)
             if spec.num_actions > 0:
-                return DiscreteCritic(self.policy.input_size, action_size, *common)
-            return TwinCritic(self.policy.input_size, action_size, *common, h.critic_atoms, h.value_range)
+                return DiscreteCritic(self.policy.input_size, action_size, *common, h.network)
+            return TwinCritic(self.policy.input_size, action_size, *common, h.critic_atoms, h.value_range, h.network)
 
         self.critic, self.target_critic = make_critic(), make_critic()
         self.target_actor: nn.Module | None = None
@@ -634,7 +667,7 @@ class OptionCritic(Learner):
                 pairs.append((f"{name} {getattr(spec, name)}", f"{name} {getattr(self.spec, name)}"))
         stored = checkpoint.get("hyper_parameters", {})
         for name in ("num_options", "actor", "hidden_sizes", "option_hidden_sizes", "layer_norm", "option_heads",
-                     "num_critics", "critic_atoms", "value_range", "activation", "normalize_observations",
+                     "num_critics", "critic_atoms", "value_range", "network", "activation", "normalize_observations",
                      "tune_temperature", *(("image_features",) if spec.image_shape else ())):  # fmt: skip
             theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
             if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:
