@@ -204,6 +204,12 @@ def make_cli_class(help_topic: str | None = None) -> Any:
             """As Lightning; what is played goes to files, not through memory."""
             self.trainer.predict(**{**kwargs, "return_predictions": False})
 
+        def after_predict(self) -> None:
+            """Say where it is."""
+            for each in self.trainer.callbacks:
+                if isinstance(each, callbacks.RolloutWriter) and self.trainer.is_global_zero:
+                    say(f"rollouts: {each.file(self.trainer)}" + (f", {each.video}" if each.video else ""))
+
         def _print_figures(self) -> None:
             # Lightning's own table shows only what `self.log` also sends to loggers; the module sends it there itself.
             values = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from claw_lightning.errors import ConfigError
@@ -69,6 +71,12 @@ class Learner(pl.LightningModule):
                 each.step()
             else:
                 each.optimizer.step()
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A part of the update for Lightning's profilers, as ``[OptionCritic]<name>``."""
+        if self._trainer is None:
+            return contextlib.nullcontext()
+        return self.trainer.profiler.profile(f"[{type(self).__name__}]{name}")  # type: ignore[attr-defined]
 
     def callbacks(self) -> list[UpdateCallback]:
         """Callbacks that act between updates."""
@@ -156,3 +164,6 @@ class Learner(pl.LightningModule):
         """Straight to the loggers with environment steps as the axis; ``self.log`` would cost more than an update."""
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.env_steps)
+            if isinstance(logger, CSVLogger):
+                # By itself it writes at steps that end in 99, which numbers of environment steps seldom do.
+                logger.experiment.save()

@@ -492,10 +492,12 @@ class OptionCritic(Learner):
                 self.update(stacked.at(u), last=u == len(batch) - 1)
             else:
                 self.updates += 1
-                policy_gradient.update(self, stacked.at(u), last=u == len(batch) - 1)
+                with self.phase("policy_gradient"):
+                    policy_gradient.update(self, stacked.at(u), last=u == len(batch) - 1)
                 self.move_average()
-            for callback in self.callbacks():
-                callback.on_update_end(self.trainer, self)
+            with self.phase("on_update_end"):  # where targets follow and policies are published
+                for callback in self.callbacks():
+                    callback.on_update_end(self.trainer, self)
         if batch.places is not None and self._errors is not None:
             self.trainer.datamodule.update_priorities(batch.places, torch.stack(self._errors))  # type: ignore[attr-defined]
         self.log_training()
@@ -517,24 +519,29 @@ class OptionCritic(Learner):
         h = self.settings
         rows = self.perceived(rows)
         learning = learning_rows(self, rows)
-        if h.n_step == 1:
-            update_critic(self, learning, counted=last)
-        else:
-            update_critic_over_segments(self, rows, counted=last)
+        with self.phase("update_critic"):
+            if h.n_step == 1:
+                update_critic(self, learning, counted=last)
+            else:
+                update_critic_over_segments(self, rows, counted=last)
         self.updates += 1
         if self.policy.encoder is not None:
             learning = learning.detached()
         if self.updates % h.policy_delay == 0:
-            update_actor(self, learning)
+            with self.phase("update_actor"):
+                update_actor(self, learning)
         if h.num_options > 1 and self.updates % h.option_delay == 0:
-            update_options(self, learning)
+            with self.phase("update_options"):
+                update_options(self, learning)
         if self.policy.student is not None and self.updates % h.policy_delay == 0:
-            update_student(self, learning)
+            with self.phase("update_student"):
+                update_student(self, learning)
         if self.distillation.kind == "target":
             move_reference(self)
         self.move_average()
         if last and h.num_options > 1:
-            update_values(self, learning)
+            with self.phase("update_values"):
+                update_values(self, learning)
 
     def perceived(self, rows: Minibatch) -> Minibatch:
         """Rows whose observations hold the features of their images.

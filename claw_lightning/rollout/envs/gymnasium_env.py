@@ -413,10 +413,15 @@ class GymnasiumEnv(VectorEnv):
         try:
             image = self._vector.envs[lane].render()
         except Exception as error:  # whatever a graphics library raises
+            cure = ""
+            if not isinstance(error, self._gym.error.DependencyNotInstalled):  # whose text names the cure
+                cure = (
+                    "; without a display MuJoCo needs EGL (a graphics driver) or OSMesa: try the environment variable "
+                    "MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+                )
             raise EnvError(
-                "task %s cannot be drawn here (%s: %s); MuJoCo needs EGL (a graphics driver) or OSMesa: try the "
-                "environment variable MUJOCO_GL=egl or MUJOCO_GL=osmesa, and install what Gymnasium asks for"
-                % (one_line(self._task), type(error).__name__, one_line(error))
+                "task %s cannot be drawn here (%s: %s)%s"
+                % (one_line(self._task), type(error).__name__, one_line(error), cure)
             ) from error
         return None if image is None else np.asarray(image, dtype=np.uint8)
 
