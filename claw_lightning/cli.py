@@ -35,6 +35,7 @@ from claw_lightning.usage import (
 log = logging.getLogger(__name__)
 
 LOG_FILE = "error.log"
+_help_topic: str | None = None  # what stood behind --help
 MAX_LINE = 500  # characters of an error line; the whole text is in the log file
 
 
@@ -64,12 +65,8 @@ def expand_configs(arguments: list[str]) -> list[str]:
     return expanded
 
 
-def make_cli_class(help_topic: str | None = None) -> Any:
-    """The LightningCLI of this project; a function, because importing Lightning takes seconds.
-
-    Args:
-        help_topic: what stood behind ``--help``.
-    """
+def make_cli_class() -> Any:
+    """The LightningCLI of this project; a function, because importing Lightning takes seconds."""
     from jsonargparse import set_parsing_settings
     from lightning.pytorch.callbacks import BasePredictionWriter, Callback, ProgressBar
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -112,7 +109,7 @@ def make_cli_class(help_topic: str | None = None) -> Any:
             command = command_of(sys.argv[1:])
             if command is None or "--model" not in self._option_string_actions:
                 return str(super().format_help() if formatter is None else super().format_help(formatter))
-            return command_help(self, command, help_topic, list_configs())
+            return command_help(self, command, _help_topic, list_configs())
 
     class SavedConfig(SaveConfigCallback):
         """The settings of the run, with everything that was typed, beside its logs; no file is ever replaced.
@@ -406,17 +403,18 @@ def main(arguments: list[str] | None = None) -> int:
     0: done. 1: an error, told in one line, or ended at once by a second signal. 2: the command line is wrong.
     128 + n: ended orderly by signal n.
     """
-    # Plug-ins beside the user's configuration are importable, as with ``python -m``.
+    global _help_topic
+    # Plug-ins in the user's working directory are importable, as with ``python -m``.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     set_up_messages()
     keep_freed_memory()
     with StartUpSignals() as signals:
         try:
-            typed, help_topic = take_topic(list(sys.argv[1:] if arguments is None else arguments))
+            typed, _help_topic = take_topic(list(sys.argv[1:] if arguments is None else arguments))
             settings = environment_settings(command_of(typed), os.environ)
             sys.argv[1:] = expand_configs(with_environment(typed, settings))
-            cli_class = make_cli_class(help_topic)
+            cli_class = make_cli_class()
             unify_lightning_messages()
             cli = cli_class()
             received = next((c.received for c in cli.trainer.callbacks if type(c).__name__ == "OrderlyStop"), None)
