@@ -203,7 +203,7 @@ def make_cli_class() -> Any:
 
         def after_predict(self) -> None:
             """Say where it is."""
-            for each in self.trainer.callbacks:
+            for each in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(each, callbacks.RolloutWriter) and self.trainer.is_global_zero:
                     say(f"rollouts: {each.file(self.trainer)}" + (f", {each.video}" if each.video else ""))
 

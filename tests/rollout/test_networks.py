@@ -270,7 +270,7 @@ def test_a_block_takes_the_place_of_the_hidden_layers_everywhere(block, actor, h
         ({"class_path": "no_such.Block"}, "class_path: cannot import no_such.Block"),
         ({"class_path": "own_blocks.NoBlock"}, "own_blocks.NoBlock is not a"),
         ({"class_path": "own_blocks.Block", "init_args": {"widht": 3}}, "init_args:.*widht"),
-        ({"class_path": "own_blocks.Block", "init_args": {"fault": "size"}}, r"expected \\(2, 3, "),
+        ({"class_path": "own_blocks.Block", "init_args": {"fault": "size"}}, r"expected \(2, 3, "),
         ({"class_path": "own_blocks.Block", "init_args": {"fault": "double"}}, "use float32"),
     ],
 )
