@@ -7,6 +7,7 @@ from callbacks.novelty import NoveltyBonus
 from callbacks.option_diagnostics import OptionDiagnostics
 from callbacks.policy_publisher import PolicyPublisher
 from callbacks.progress import TrainingProgress
+from callbacks.rollout_writer import RolloutWriter
 from callbacks.signals import OrderlyStop
 from callbacks.staleness_monitor import StalenessMonitor
 from callbacks.target_update import TargetUpdate
@@ -19,6 +20,7 @@ __all__ = [
     "OptionDiagnostics",
     "OrderlyStop",
     "PolicyPublisher",
+    "RolloutWriter",
     "RunCheckpoint",
     "StalenessMonitor",
     "TargetUpdate",

@@ -16,33 +16,47 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from claw_lightning import checkpoints, slurm
-from claw_lightning.errors import UsageError
+from claw_lightning.errors import ConfigError, UsageError
 from claw_lightning.limits import computes_bfloat16, keep_freed_memory
 from claw_lightning.logs import NoiseFilter
 from claw_lightning.signals import Interrupted, StartUpSignals
+from claw_lightning.usage import (
+    CONFIG_FLAGS,
+    check_config,
+    command_help,
+    command_of,
+    environment_settings,
+    explain_class,
+    explain_interpolation,
+    take_topic,
+    with_environment,
+)
 
 log = logging.getLogger(__name__)
 
-CONFIG_FLAGS = ("--config", "-c")
 LOG_FILE = "error.log"
+_help_topic: str | None = None  # what stood behind --help
 MAX_LINE = 500  # characters of an error line; the whole text is in the log file
 
 
 def expand_configs(arguments: list[str]) -> list[str]:
     """Replace names of shipped configurations behind ``--config`` by their paths.
 
+    Plug-ins beside a configuration are importable from then on, here and in workers.
+
     Raises:
         FileNotFoundError: one line with the file's name and those that are shipped.
-        UsageError: a file that is no YAML.
+        UsageError: a file that cannot be a configuration (:func:`check_config`).
     """
-    from claw_lightning.configs import find_config
+    from claw_lightning.configs import add_import_folder, find_config
 
     expanded, expects = [], False
     for argument in arguments:
         flag, has_value, value = argument.partition("=")
         if expects or (has_value and flag in CONFIG_FLAGS):
             path = find_config(argument if expects else value)
-            check_syntax(path)
+            check_config(path)
+            add_import_folder(path)
             argument = str(path) if expects else f"{flag}={path}"
             expects = False
         else:
@@ -54,15 +68,18 @@ def expand_configs(arguments: list[str]) -> list[str]:
 def make_cli_class() -> Any:
     """The LightningCLI of this project; a function, because importing Lightning takes seconds."""
     from jsonargparse import set_parsing_settings
-    from lightning.pytorch.callbacks import Callback, ProgressBar
-    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+    from lightning.pytorch.callbacks import BasePredictionWriter, Callback, ProgressBar
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+    from omegaconf.errors import OmegaConfBaseException
 
     import callbacks
+    from claw_lightning.configs import list_configs
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
     from claw_lightning.ranks import run_folder
     from claw_lightning.rollout.envs import CodedEnv, EnvPoolEnv, FaultyEnv, FourRoomsEnv, GymnasiumEnv, VectorEnv
     from claw_lightning.rollout.envs.base import plain_init_args
+    from claw_lightning.rollout.networks import NetworkBlock
     from claw_lightning.strategy import refuse, register
 
     shipped_adapters = (
@@ -83,7 +100,36 @@ def make_cli_class() -> Any:
             """Parsers of nested values report to those around them; the outermost ends here."""
             if not self.exit_on_error:
                 super().error(message, ex)
-            raise UsageError(explain_usage(message, known_keys(self))) from ex
+            line = explain_usage(message, known_keys(self))
+            for key, (variable, _) in environment_settings(command_of(sys.argv[1:]), os.environ).items():
+                if f"--{key}=" in line or f'"{key}"' in line:
+                    line += f" (set by the environment variable {variable})"
+            raise UsageError(line) from ex
+
+        def format_help(self, formatter: Any = None) -> str:
+            """Short for the commands; classes and the main parser have their own."""
+            command = command_of(sys.argv[1:])
+            if command is None or "--model" not in self._option_string_actions:
+                return str(super().format_help() if formatter is None else super().format_help(formatter))
+            return command_help(self, command, _help_topic, list_configs())
+
+    class SavedConfig(SaveConfigCallback):
+        """The settings of the run, with everything that was typed, beside its logs; no file is ever replaced.
+
+        ``fit`` writes ``config.yaml`` (into a folder that has another one: ``config_1.yaml`` and so on), the other
+        commands ``validate.yaml`` and the like. Without a logger the folder is ``logs/``.
+        """
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """On the first rank; Lightning's own asks all of them."""
+            folder = run_folder(trainer)  # on every rank: it may be broadcast
+            if trainer.is_global_zero and not self.already_saved:
+                save_config(
+                    self.parser.dump(self.config, skip_none=False, skip_link_targets=False),
+                    folder / "logs" if not trainer.loggers else folder,
+                    "config" if stage == "fit" else str(trainer.state.fn.value),
+                )
+            self.already_saved = True
 
     class ClawCLI(LightningCLI):
         """OptionCritic and ReplayDataModule, with the callbacks that every run needs."""
@@ -94,7 +140,7 @@ def make_cli_class() -> Any:
                 ReplayDataModule,
                 subclass_mode_model=False,
                 subclass_mode_data=False,
-                save_config_kwargs={"overwrite": True},
+                save_config_callback=SavedConfig,
                 auto_configure_optimizers=False,
                 parser_class=OneLineParser,
                 parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning"},
@@ -108,13 +154,30 @@ def make_cli_class() -> Any:
                 },
             )
 
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            """The command that was typed, or all: the parser of each takes as long to build as to use."""
+            known, typed = LightningCLI.subcommands(), command_of(sys.argv[1:])
+            return known if typed is None else {typed: known[typed]}
+
+        def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+            """As Lightning, with a line about interpolations that cannot be resolved."""
+            try:
+                super().parse_arguments(parser, args)
+            except OmegaConfBaseException as error:
+                raise UsageError(explain_interpolation(error, known_keys(parser))) from error
+
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-            """Check ``data.env`` like any class, but build it in the workers only."""
+            """Check ``data.env`` and ``model.network`` like any class, but leave building them to who needs them."""
 
             def recipe(cls: type, *args: Any, **init_args: Any) -> EnvConfig:
                 return EnvConfig(f"{cls.__module__}.{cls.__qualname__}", plain_init_args(init_args))
 
+            def block(cls: type, *args: Any, **init_args: Any) -> dict[str, Any]:
+                return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": init_args}
+
             parser.add_instantiator(recipe, VectorEnv, subclasses=True)
+            parser.add_instantiator(block, NetworkBlock, subclasses=True)
 
         def _parse_ckpt_path(self) -> None:
             """Find and read the checkpoint, and keep its settings of the model where the user gave none.
@@ -156,6 +219,16 @@ def make_cli_class() -> Any:
 
         after_test = after_validate
 
+        def predict(self, **kwargs: Any) -> None:
+            """As Lightning; what is played goes to files, not through memory."""
+            self.trainer.predict(**{**kwargs, "return_predictions": False})
+
+        def after_predict(self) -> None:
+            """Say where it is."""
+            for each in self.trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(each, callbacks.RolloutWriter) and self.trainer.is_global_zero:
+                    say(f"rollouts: {each.file(self.trainer)}" + (f", {each.video}" if each.video else ""))
+
         def _print_figures(self) -> None:
             # Lightning's own table shows only what `self.log` also sends to loggers; the module sends it there itself.
             values = {name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())}
@@ -176,6 +249,8 @@ def make_cli_class() -> Any:
                 )  # also keeps Lightning from adding its own, which saves at epochs
             if settings.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in chosen):
                 wanted.append(callbacks.TrainingProgress)
+            if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in chosen):
+                wanted.append(callbacks.RolloutWriter)
             chosen += [cls() for cls in wanted if not any(isinstance(c, cls) for c in chosen)]
             kwargs = {**kwargs, "callbacks": chosen}
             if settings.get("accelerator") == "cpu" and settings.get("precision") == "bf16-mixed":
@@ -220,9 +295,7 @@ def explain_usage(message: str, keys: Iterable[str]) -> str:
         errors = line.partition(" Errors: - ")[2].partition(" Given value type: ")[0].split(" - ")
         telling = [error for error in errors if not error.startswith("Expected a <")]
         line = line.partition(": ")[0] + ": " + telling[0] if telling else line
-    line = re.sub(
-        r"Expected a dot import path string: (\S+)", r"\1 is neither a shipped class nor a dotted import path", line
-    )
+    line = explain_class(line)
     if line.startswith("unrecognized arguments: "):
         line = "no such option: " + line.partition(": ")[2]
         unknown = line.partition("--")[2].split("=")[0].split(" ")[0]
@@ -233,18 +306,17 @@ def explain_usage(message: str, keys: Iterable[str]) -> str:
     return f"{line} (did you mean {close[0]}?)" if close else line
 
 
-def check_syntax(path: Path) -> None:
-    """Raise :class:`UsageError` with file and line where a configuration is no YAML."""
-    import yaml
-
-    try:
-        yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{place}: {getattr(error, 'problem', None) or 'not valid YAML'}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not a text file in UTF-8") from error
+def save_config(text: str, folder: Path, name: str) -> Path:
+    """Write a configuration into a folder under a name that is free, unless it is there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(10_000):
+        path = folder / (f"{name}_{number}.yaml" if number else f"{name}.yaml")
+        if not path.exists():
+            path.write_text(text)
+            return path
+        if path.read_text() == text:
+            return path
+    raise ConfigError(f"{folder}: holds too many configurations; take another folder")
 
 
 def set_up_messages() -> None:
@@ -262,6 +334,7 @@ def set_up_messages() -> None:
         ".*does not have many workers.*",
         ".*The `srun` command is available.*",
         ".*no `predict_dataloader`.*",
+        ".*Couldn't infer the batch indices.*",
         ".*Box (low|high)'s precision lowered.*",
     ):
         warnings.filterwarnings("ignore", message=text)
@@ -331,14 +404,17 @@ def main(arguments: list[str] | None = None) -> int:
     0: done. 1: an error, told in one line, or ended at once by a second signal. 2: the command line is wrong.
     128 + n: ended orderly by signal n.
     """
-    # Plug-ins beside the user's configuration are importable, as with ``python -m``.
+    global _help_topic
+    # Plug-ins in the user's working directory are importable, as with ``python -m``.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     set_up_messages()
     keep_freed_memory()
     with StartUpSignals() as signals:
         try:
-            sys.argv[1:] = expand_configs(list(sys.argv[1:] if arguments is None else arguments))
+            typed, _help_topic = take_topic(list(sys.argv[1:] if arguments is None else arguments))
+            settings = environment_settings(command_of(typed), os.environ)
+            sys.argv[1:] = expand_configs(with_environment(typed, settings))
             cli_class = make_cli_class()
             unify_lightning_messages()
             cli = cli_class()

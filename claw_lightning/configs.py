@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 _SUFFIXES = (".yaml", ".yml")
+
+#: Folders of the user's configurations, from which workers too can import plug-ins.
+IMPORT_FOLDERS: list[str] = []
+
+
+def add_import_folder(config: Path) -> None:
+    """Make modules beside a user's configuration importable, after all that is installed."""
+    folder, shipped = config.resolve().parent, config_dir()
+    if shipped is not None and (folder == shipped.resolve() or shipped.resolve() in folder.parents):
+        return
+    if str(folder) not in IMPORT_FOLDERS:
+        IMPORT_FOLDERS.append(str(folder))
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def config_dir() -> Path | None:
@@ -46,6 +61,8 @@ def find_config(name: str) -> Path:
     for candidate in (key, *(key + suffix for suffix in _SUFFIXES)):
         if candidate in shipped:
             return shipped[candidate]
+    if given.is_dir():
+        raise FileNotFoundError(f"--config {name}: this is a folder; name a file in it")
     raise FileNotFoundError(_not_found(name, key, sorted(shipped)))
 
 

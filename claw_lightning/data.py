@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -76,6 +77,7 @@ from claw_lightning.rollout.goals import GoalReward, goal_reward
 from claw_lightning.rollout.images import CODECS, make_codec
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.networks import Policy
+from claw_lightning.rollout.recorder import Recorder
 from claw_lightning.rollout.ring import LaneRing, RowLayout
 
 log = logging.getLogger(__name__)
@@ -597,6 +599,10 @@ class ReplayDataModule(pl.LightningDataModule):
         # one is iterated must not decide about the training.
         return DataLoader(seeds, batch_size=None, num_workers=0, generator=torch.Generator())  # type: ignore[arg-type]
 
+    def predict_dataloader(self) -> DataLoader[int]:
+        """As validation: the same episodes, to be recorded."""
+        return self.val_dataloader()
+
     def state_dict(self) -> dict[str, Any]:
         """Counters, episode statistics, what the sampler knows. Experience lies beside the checkpoint."""
         limiter = self.limiter.state_dict()
@@ -718,7 +724,7 @@ class ReplayDataModule(pl.LightningDataModule):
     @property
     def run_folder(self) -> Path:
         """Folder of the run."""
-        return run_folder(self.trainer) if self.trainer is not None else Path(os.getcwd())
+        return run_folder(self.trainer) if self.trainer is not None else Path.cwd()
 
     def log_path(self, name: str) -> Path:
         """Log file of a process: in ``logs/`` of the run's folder. Those of further ranks carry their number."""
@@ -1150,9 +1156,11 @@ class ReplayDataModule(pl.LightningDataModule):
             ring = self.memory.rings[worker]
             return Collector(env, agent, ring, self._mailbox, Control(), self.episodes.add, seed)
 
-    def _make_local_env(self, num_envs: int, seed: int, configured: dict[str, Any] | None = None) -> Any:
+    def _make_local_env(
+        self, num_envs: int, seed: int, configured: dict[str, Any] | None = None, rendering: bool = False
+    ) -> Any:
         with simulator_errors():
-            env = make_env(self.env.class_path, self.env.init_args, num_envs, seed)
+            env = make_env(self.env.class_path, self.env.init_args, num_envs, seed, rendering)
             if configured:
                 env.configure(**configured)
             return env
@@ -1428,11 +1436,18 @@ class ReplayDataModule(pl.LightningDataModule):
     # -- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int, student: bool = False
+        self,
+        policy: Policy,
+        agent: dict[str, Any],
+        episodes: int,
+        seed: int,
+        student: bool = False,
+        record: dict[str, Any] | None = None,
     ) -> dict[str, Any] | None:
         """Play noise-free episodes with a policy in a process of its own; None if a stop was requested meanwhile.
 
-        With ``student`` the policy's flat student plays in place of its options.
+        With ``student`` the policy's flat student plays in place of its options. ``record`` are arguments of a
+        :class:`Recorder` (:meth:`record` is the way to call it).
 
         Returns:
             ``return``, ``length``, ``success`` (one number per episode) and ``option`` (share of steps per option).
@@ -1441,14 +1456,16 @@ class ReplayDataModule(pl.LightningDataModule):
         lanes = min(self.eval_envs, episodes)
         if self.mode == "lockstep":
             if self._local_evaluator is None:
+                shows_frames = bool(record and record["frames"])
                 # Evaluations take nothing from the generators of the training.
                 with torch.random.fork_rng(devices=[]):
-                    env = self._make_local_env(lanes, seed, self._configured["evaluate"])
+                    env = self._make_local_env(lanes, seed, self._configured["evaluate"], shows_frames)
                     self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
             env, option_agent = self._local_evaluator
             option_agent.load(policy.flatten(), 0)
             with simulator_errors():
-                return evaluate(env, option_agent, episodes, seed, Control(), student)
+                recorder = None if record is None else Recorder(env, **record)
+                return evaluate(env, option_agent, episodes, seed, Control(), student, recorder)
         if self._evaluator is None:
             self._eval_mailbox = Mailbox(policy.flat_size)
             settings = dict(
@@ -1457,6 +1474,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 seed=seed,
                 agent=agent,
                 mailbox_fd=self._eval_mailbox.block.fd,
+                rendering=bool(record and record["frames"]),
             )
             fds = (self._eval_mailbox.block.fd,)
             worker = Worker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
@@ -1472,7 +1490,14 @@ class ReplayDataModule(pl.LightningDataModule):
                 return None
             if generation != worker.generation:  # also after a restart: the request died with the process
                 generation = worker.generation
-                request = {"request": self._eval_requests, "episodes": episodes, "seed": seed, "student": student}
+                request: dict[str, Any] = {
+                    "request": self._eval_requests,
+                    "episodes": episodes,
+                    "seed": seed,
+                    "student": student,
+                }
+                if record is not None:
+                    request["record"] = record
                 worker.send(request)
             try:
                 self._evaluator.poll()
@@ -1488,6 +1513,30 @@ class ReplayDataModule(pl.LightningDataModule):
             self.supervise()
             self._evaluator.wait_for_message(0.05)
         return self._eval_result
+
+    def record(
+        self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int, frames: int = 0
+    ) -> dict[str, Any] | None:
+        """Play as :meth:`evaluate` and return every step; None if a stop was requested meanwhile.
+
+        Returns:
+            Arrays with an entry per step (see :class:`callbacks.RolloutWriter`) and, with ``frames``, the images of the
+            first so many episodes, each [T, H, W, 3] uint8 and read from the disk as they are looked at.
+        """
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.run_folder, prefix="rollouts-") as folder:
+            path = Path(folder).resolve() / "steps.npz"
+            result = self.evaluate(policy, agent, episodes, seed, record={"path": str(path), "frames": frames})
+            if result is None:
+                return None
+            with np.load(path) as file:
+                steps: dict[str, Any] = dict(file)
+            if frames:
+                parts = (f"{path}.{episode}.raw" for episode in range(min(frames, episodes)))
+                shape = (-1, *result["frame_shape"])
+                # The files may go: they live on as long as they are mapped.
+                steps["frames"] = [np.memmap(part, np.uint8, "r").reshape(shape) for part in parts]
+            return steps
 
     def _on_evaluated(self, worker: Worker, message: dict[str, Any]) -> None:
         if message["kind"] == "evaluated":

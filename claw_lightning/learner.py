@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from claw_lightning.errors import ConfigError
@@ -85,6 +87,12 @@ class Learner(pl.LightningModule):
             else:
                 each.optimizer.step()
 
+    def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A part of the update for Lightning's profilers, as ``[OptionCritic]<name>``."""
+        if self._trainer is None:
+            return contextlib.nullcontext()
+        return self.trainer.profiler.profile(f"[{type(self).__name__}]{name}")  # type: ignore[attr-defined]
+
     def callbacks(self) -> list[UpdateCallback]:
         """Callbacks that act between updates."""
         return [c for c in self.trainer.callbacks if isinstance(c, UpdateCallback)]  # type: ignore[attr-defined]
@@ -98,6 +106,12 @@ class Learner(pl.LightningModule):
     def test_step(self, seed: int, batch_idx: int) -> None:
         """As validation, on another seed."""
         self._evaluate(int(seed), "test")
+
+    def predict_step(self, seed: int, batch_idx: int = 0) -> dict[str, Any] | None:
+        """Noise-free episodes step by step, as :meth:`ReplayDataModule.record` returns them; None after a stop."""
+        data, trainer = self.trainer.datamodule, self.trainer  # type: ignore[attr-defined]
+        frames = max(getattr(each, "frames_of", 0) for each in trainer.callbacks)  # type: ignore[attr-defined]
+        return data.record(self.evaluated_policy, self.agent_settings(), data.eval_episodes, int(seed), frames)
 
     def _evaluate(self, seed: int, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -174,6 +188,10 @@ class Learner(pl.LightningModule):
 
     def _to_loggers(self, metrics: dict[str, float]) -> None:
         """Straight to the loggers with environment steps as the axis; ``self.log`` would cost more than an update."""
-        if self.ranks.rank == 0:
-            for logger in self.loggers:
-                logger.log_metrics(metrics, step=self.env_steps)
+        if self.ranks.rank > 0:
+            return
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=self.env_steps)
+            if isinstance(logger, CSVLogger):
+                # By itself it writes at steps that end in 99, which numbers of environment steps seldom do.
+                logger.experiment.save()

@@ -6,12 +6,31 @@ import contextlib
 import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 FORMAT = "%(asctime)s {name} (%(process)d) %(levelname)s %(message)s"
 MAX_BYTES = 64 << 20  # of a file, after which it is moved to <name>.1
 #: Beginnings of Lightning's messages that no user of this command can act on.
 NOISE = ("`weights_only` was not set", "💡 Tip", "TPU available", "GPU available: False")
 _handlers: list[logging.Handler] = []
+
+
+def log_folder(trainer: Any) -> Path:
+    """Folder of a trainer's run: that of its first logger, else ``default_root_dir``. See also ``ranks.run_folder``.
+
+    Trainer.log_dir knows TensorBoard and CSV; for other loggers it is the folder that all their runs share. Like that,
+    this is to be called on all ranks: the first one's answer counts.
+    """
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    logger = trainer.logger
+    if logger is None or isinstance(logger, (CSVLogger, TensorBoardLogger)):
+        return Path(trainer.log_dir or trainer.default_root_dir)
+    version = logger.version  # later ranks may have none
+    folder = Path(logger.save_dir or trainer.default_root_dir)
+    if version is not None:
+        folder = folder / str(logger.name) / (version if isinstance(version, str) else f"version_{version}")
+    return Path(trainer.strategy.broadcast(str(folder)))
 
 
 class NoiseFilter(logging.Filter):

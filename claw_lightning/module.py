@@ -6,7 +6,7 @@ Shapes: U updates per training_step, B batch, L steps of a segment, O observatio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from claw_lightning.ranks import RANK_STRIDE, ranks_of
 from claw_lightning.replay import ReplayBatch
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.envs.base import EnvSpec
-from claw_lightning.rollout.networks import Policy, mlp
+from claw_lightning.rollout.networks import NetworkBlock, NetworkError, Policy, make_network
 from claw_lightning.rollout.noise import linear_decay
 from claw_lightning.rollout.normalizer import RunningMoments
 from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings, needs_own_actions
@@ -72,6 +72,21 @@ def structure(groups: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
+def plain_network(network: Any) -> dict[str, Any] | None:
+    """``model.network`` as ``class_path`` and ``init_args``, from what the command or a checkpoint gives.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if network is None:
+        return None
+    if callable(network) and not isinstance(network, type):
+        network = network(1, 1)  # the command's factory, which hands out the recipe and not the block
+    if isinstance(network, Mapping) and "class_path" in network:
+        return {"class_path": str(network["class_path"]), "init_args": dict(network.get("init_args") or {})}
+    raise ConfigError("model.network: give class_path and init_args of a NetworkBlock; workers build it too")
+
+
 class OptionCritic(Learner):
     """Off-policy option-critic with twin critics; with ``num_options`` 1 it is TD3 (deterministic) or SAC (gaussian).
 
@@ -105,6 +120,9 @@ class OptionCritic(Learner):
         hidden_sizes: of actor and critics.
         option_hidden_sizes: of option policy, termination and values.
         option_heads: how the actor knows its option: ``embedding`` into the first layer, or ``separate`` last layers.
+        network: a :class:`NetworkBlock` of your own (``class_path``, ``init_args``), which takes the place of all
+            layers behind the first in every network; of the sizes above only the first number then counts. None: plain
+            layers.
         activation: relu, elu, tanh or silu.
         init: orthogonal, xavier, he, or torch (PyTorch's own).
         policy_average: step per update of a slow copy of the policy (Polyak average), which is evaluated and acts in
@@ -179,6 +197,7 @@ class OptionCritic(Learner):
         hidden_sizes: Sequence[int] = (256, 256),
         option_hidden_sizes: Sequence[int] = (128, 128),
         option_heads: Literal["embedding", "separate"] = "embedding",
+        network: Callable[[int, int], NetworkBlock] | None = None,
         activation: Literal["relu", "elu", "tanh", "silu"] = "relu",
         init: Literal["orthogonal", "xavier", "he", "torch"] = "orthogonal",
         policy_average: float = 0.0,
@@ -225,6 +244,7 @@ class OptionCritic(Learner):
         self.distillation = distillation or Distillation()
         self.policy_gradient = policy_gradient
         self.diversity = diversity or Diversity()
+        network = plain_network(network)  # type: ignore[assignment]  # what is stored, and what workers are told
         self.save_hyperparameters(ignore=list(GROUPS))
         self.hparams.pop("_instantiator", None)  # written by the command; a stored module is built without it
         own = needs_own_actions(self.settings, policy_gradient)  # also while a checkpoint is loaded, before its groups
@@ -263,7 +283,17 @@ class OptionCritic(Learner):
         self.build(data.spec)
 
     def build(self, spec: EnvSpec) -> None:
-        """Build all networks for a task."""
+        """Build all networks for a task.
+
+        Raises:
+            ConfigError: the settings do not fit the task, or ``model.network`` cannot be used.
+        """
+        try:
+            self._build(spec)
+        except NetworkError as error:
+            raise ConfigError(str(error)) from error
+
+    def _build(self, spec: EnvSpec) -> None:
         h = self.settings
         discrete = spec.num_actions > 0
         if discrete != (h.actor == "categorical"):
@@ -291,6 +321,8 @@ class OptionCritic(Learner):
             "option_heads": h.option_heads,
             "option_selection": h.option_selection,
         }
+        if h.network is not None:
+            self.policy_settings["network"] = h.network
         if self.distillation.kind == "student":
             self.policy_settings["student_hidden_sizes"] = list(self.distillation.student_hidden_sizes)
         if spec.image_shape is not None:
@@ -310,7 +342,8 @@ class OptionCritic(Learner):
             target.load_state_dict(online.state_dict())
             target.requires_grad_(False)
         if h.num_options > 1:
-            self.state_value = mlp([self.policy.input_size, *h.option_hidden_sizes, 1], h.activation, 1.0, h.init)
+            sizes = [self.policy.input_size, *h.option_hidden_sizes, 1]
+            self.state_value = make_network(h.network, sizes, h.activation, 1.0, h.init)
             self.register_buffer("advantage_scale", torch.tensor(0.0))
             self.register_buffer("option_shares", torch.full((h.num_options,), 1.0 / h.num_options))
         self._build_reference()
@@ -332,8 +365,8 @@ class OptionCritic(Learner):
         def make_critic() -> TwinCritic | DiscreteCritic:
             common = (h.num_options, h.hidden_sizes, h.activation, h.layer_norm, h.init, h.num_critics)
             if spec.num_actions > 0:
-                return DiscreteCritic(self.policy.input_size, action_size, *common)
-            return TwinCritic(self.policy.input_size, action_size, *common, h.critic_atoms, h.value_range)
+                return DiscreteCritic(self.policy.input_size, action_size, *common, h.network)
+            return TwinCritic(self.policy.input_size, action_size, *common, h.critic_atoms, h.value_range, h.network)
 
         self.critic, self.target_critic = make_critic(), make_critic()
         self.target_actor: nn.Module | None = None
@@ -473,10 +506,12 @@ class OptionCritic(Learner):
                 self.update(stacked.at(u), last=u == len(batch) - 1)
             else:
                 self.updates += 1
-                policy_gradient.update(self, stacked.at(u), last=u == len(batch) - 1)
+                with self.phase("policy_gradient"):
+                    policy_gradient.update(self, stacked.at(u), last=u == len(batch) - 1)
                 self.move_average()
-            for callback in self.callbacks():
-                callback.on_update_end(self.trainer, self)
+            with self.phase("on_update_end"):  # where targets follow and policies are published
+                for callback in self.callbacks():
+                    callback.on_update_end(self.trainer, self)
         if batch.places is not None and self._errors is not None:
             self.trainer.datamodule.update_priorities(batch.places, torch.stack(self._errors))  # type: ignore[attr-defined]
         self.log_training()
@@ -498,24 +533,29 @@ class OptionCritic(Learner):
         h = self.settings
         rows = self.perceived(rows)
         learning = learning_rows(self, rows)
-        if h.n_step == 1:
-            update_critic(self, learning, counted=last)
-        else:
-            update_critic_over_segments(self, rows, counted=last)
+        with self.phase("update_critic"):
+            if h.n_step == 1:
+                update_critic(self, learning, counted=last)
+            else:
+                update_critic_over_segments(self, rows, counted=last)
         self.updates += 1
         if self.policy.encoder is not None:
             learning = learning.detached()
         if self.updates % h.policy_delay == 0:
-            update_actor(self, learning)
+            with self.phase("update_actor"):
+                update_actor(self, learning)
         if h.num_options > 1 and self.updates % h.option_delay == 0:
-            update_options(self, learning)
+            with self.phase("update_options"):
+                update_options(self, learning)
         if self.policy.student is not None and self.updates % h.policy_delay == 0:
-            update_student(self, learning)
+            with self.phase("update_student"):
+                update_student(self, learning)
         if self.distillation.kind == "target":
             move_reference(self)
         self.move_average()
         if last and h.num_options > 1:
-            update_values(self, learning)
+            with self.phase("update_values"):
+                update_values(self, learning)
 
     def perceived(self, rows: Minibatch) -> Minibatch:
         """Rows whose observations hold the features of their images.
@@ -714,7 +754,7 @@ class OptionCritic(Learner):
                 pairs.append((f"{name} {getattr(spec, name)}", f"{name} {getattr(self.spec, name)}"))
         stored = checkpoint.get("hyper_parameters", {})
         for name in ("num_options", "actor", "hidden_sizes", "option_hidden_sizes", "layer_norm", "option_heads",
-                     "num_critics", "critic_atoms", "value_range", "activation", "normalize_observations",
+                     "num_critics", "critic_atoms", "value_range", "network", "activation", "normalize_observations",
                      "tune_temperature", *(("image_features",) if spec.image_shape else ())):  # fmt: skip
             theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
             if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from claw_lightning.rollout.networks import ACTIVATIONS, init_linear
+from claw_lightning.rollout.networks import ACTIVATIONS, init_linear, make_block
 
 
 class StackedLinear(nn.Module):
@@ -64,6 +65,7 @@ class TwinCritic(nn.Module):
         count: int = 2,
         atoms: int = 0,
         value_range: Sequence[float] = (0.0, 0.0),
+        network: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.count, self.num_options, self.atoms = count, num_options, atoms
@@ -71,9 +73,13 @@ class TwinCritic(nn.Module):
         # Action and option enter together, the option as one-hot: its rows of the weights are its embedding.
         options = num_options if num_options > 1 else 0
         self.action_layer = StackedLinear(count, action_size + options, hidden[0], bias=False, scheme=scheme)
-        self.hidden = nn.ModuleList(StackedLinear(count, a, b, scheme=scheme) for a, b in pairwise(hidden))
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
-        self.last = StackedLinear(count, hidden[-1], max(1, atoms), gain=0.01, scheme=scheme)
+        self.blocks: nn.ModuleList | None = None
+        if network is not None:
+            self.blocks = nn.ModuleList(make_block(network, hidden[0], max(1, atoms)) for _ in range(count))
+        else:
+            self.hidden = nn.ModuleList(StackedLinear(count, a, b, scheme=scheme) for a, b in pairwise(hidden))
+            self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
+            self.last = StackedLinear(count, hidden[-1], max(1, atoms), gain=0.01, scheme=scheme)
         self.activation = ACTIVATIONS[activation]()
         self.register_buffer("one_hot", torch.eye(num_options), persistent=False)
         self.register_buffer("support", torch.linspace(value_range[0], value_range[1], max(1, atoms)), persistent=False)
@@ -106,6 +112,9 @@ class TwinCritic(nn.Module):
         return out.softmax(-1) @ self.support if self.atoms else out
 
     def _rest(self, h: Tensor, first: int | None) -> Tensor:
+        if self.blocks is not None:
+            out = torch.stack([block(x) for block, x in zip(self.blocks[:first], h.unbind(), strict=True)]).float()
+            return out if self.atoms else out.squeeze(-1)
         for i, layer in enumerate([*self.hidden, None]):
             if self.norms is not None:
                 h = self.norms[i](h)
@@ -127,10 +136,16 @@ class DiscreteCritic(nn.Module):
 
     def __init__(
         self, obs_size: int, num_actions: int, num_options: int, hidden: Sequence[int], activation: str,
-        layer_norm: bool = False, scheme: str = "orthogonal", count: int = 2,
+        layer_norm: bool = False, scheme: str = "orthogonal", count: int = 2, network: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.count, self.num_options, self.num_actions = count, num_options, num_actions
+        self.blocks: nn.ModuleList | None = None
+        if network is not None:
+            self.obs_layer = StackedLinear(count, obs_size, hidden[0], scheme=scheme)
+            outputs = num_options * num_actions
+            self.blocks = nn.ModuleList(make_block(network, hidden[0], outputs) for _ in range(count))
+            return
         sizes = [obs_size, *hidden]
         self.layers = nn.ModuleList(StackedLinear(count, a, b, scheme=scheme) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
@@ -139,6 +154,10 @@ class DiscreteCritic(nn.Module):
 
     def table(self, obs: Tensor) -> Tensor:
         """All values: [B, O] -> [C, B, K, A]."""
+        if self.blocks is not None:
+            h = self.obs_layer(obs)
+            out = torch.stack([block(x) for block, x in zip(self.blocks, h.unbind(), strict=True)])
+            return out.float().unflatten(-1, (self.num_options, self.num_actions))
         h = obs
         for i, layer in enumerate(self.layers):
             h = layer(h)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from claw_lightning.configs import IMPORT_FOLDERS
 from claw_lightning.errors import WorkerError
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.control import Control
@@ -48,8 +49,9 @@ class WorkerCommand:
         threads = str(self.settings["num_threads"])
         env.update({f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS", "NUMEXPR")})
         env["PYTHONUNBUFFERED"] = "1"
-        # The user's working directory, so that own simulators are found; the learner's path only for its own Python.
-        paths = [os.getcwd()]
+        # The user's working directory and configurations, so that own simulators are found; the learner's path only for
+        # its own Python.
+        paths = [os.getcwd(), *IMPORT_FOLDERS]
         if self.python == sys.executable and env.get("PYTHONPATH"):
             paths.append(env["PYTHONPATH"])
         env["PYTHONPATH"] = os.pathsep.join(paths)

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from claw_lightning.errors import ConfigError, RankError
+from claw_lightning.logs import log_folder
 
 log = logging.getLogger(__name__)
 
@@ -361,7 +362,7 @@ class Watch:
 children: dict[int, Any] = {}
 _parent: tuple[int, int] | None = None
 _connected: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
-_folders: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_folders: WeakKeyDictionary[Any, Path] = WeakKeyDictionary()
 PARENT_VARIABLE = "CLAW_LEADING_PROCESS"
 
 
@@ -449,10 +450,10 @@ def has_met(trainer: Any) -> bool:
 def run_folder(trainer: Any) -> Path:
     """Folder of a run. Asked from all ranks the first time; Lightning's own property calls all ranks every time."""
     if getattr(trainer, "world_size", 1) == 1:
-        return Path(trainer.log_dir or trainer.default_root_dir)
+        return log_folder(trainer)
     if trainer not in _folders:
-        _folders[trainer] = str(trainer.log_dir or trainer.default_root_dir)
-    return Path(_folders[trainer])
+        _folders[trainer] = log_folder(trainer)
+    return _folders[trainer]
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

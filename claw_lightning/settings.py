@@ -248,6 +248,9 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
         h.option_inference == "filter" and h.actor == "deterministic", "option_inference filter",
         "actor deterministic", "a filter needs the density of actions; use actor gaussian or categorical",
     )  # fmt: skip
+    refuse(
+        h.network is not None and h.layer_norm, "network", "layer_norm true", "the block has layers of its own",
+    )  # fmt: skip
     several = h.n_step > 1
     refuse(
         h.n_step_form == "retrace" and not several, "n_step_form retrace", f"n_step {h.n_step}",

@@ -237,6 +237,22 @@ def test_help_of_command_and_subcommand(capsys):
     exits_with_zero("fit", "--help")
     out = capsys.readouterr().out
     assert "--model.num_options" in out and "critic updates per update of the action policy" in out
+    assert len(out.splitlines()) < 200 and max(map(len, out.splitlines())) <= 160
+    # Every option of ours says what it is.
+    ours = [line for line in out.splitlines() if line.startswith(("  --model.", "  --data."))]
+    assert len(ours) == len(OPTIONS.read_text().split())
+    assert not [line for line in ours if len(line) < 46]
+
+
+def test_help_about_one_option_and_one_class(capsys):
+    exits_with_zero("fit", "--help", "model.gamma")
+    assert "discount per environment step. (type: float, default: 0.99)" in capsys.readouterr().out
+    exits_with_zero("fit", "--help=data")
+    out = capsys.readouterr().out
+    assert "--data.batch_size" in out and "--model" not in out
+    exits_with_zero("fit", "--trainer.callbacks.help", "Curriculum")
+    assert "--trainer.callbacks.setting" in capsys.readouterr().out
+    assert "did you mean model.gamma?" in refused(capsys, 2, "--help", "model.gama")
 
 
 def test_print_config_prints_what_parses_again(capsys):

@@ -1,13 +1,17 @@
 """RunLogger: a full disk costs curves, not the run."""
 
 import errno
+import importlib.util
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from claw_lightning import loggers
+from claw_lightning import cli, loggers
 from claw_lightning.loggers import RunLogger
+from tests.runs import FAST
 
 
 @pytest.fixture
@@ -68,3 +72,58 @@ def test_what_the_writer_thread_dies_of_is_told_once(module, error, is_told):
     writer, told = type("Writer", (threading.Thread,), {"__module__": module})(), []
     loggers._quiet(threading.ExceptHookArgs((type(error), error, None, writer)), told.append)
     assert bool(told) is is_told
+
+
+# -- through the command ----------------------------------------------------------------------------------------------
+
+SHORT = ["--data.max_env_steps=200", "--trainer.enable_checkpointing=false"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lightning"])
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+
+def test_several_loggers_at_once_over_environment_steps_and_a_profiler_with_our_phases(elsewhere, monkeypatch):
+    """CSV is complete before the run ends: by itself that logger would write at steps that end in 99."""
+    Path("own.yaml").write_text(
+        "trainer:\n  logger:\n  - class_path: CSVLogger\n    init_args: {save_dir: a, name: null}\n"
+        "  - class_path: TensorBoardLogger\n    init_args: {save_dir: b, name: null}\n"
+        "  profiler:\n    class_path: lightning.pytorch.profilers.SimpleProfiler\n"
+        "    init_args: {dirpath: ., filename: times}\n"
+    )
+    monkeypatch.setattr("lightning.pytorch.loggers.CSVLogger.finalize", lambda self, status: None)
+    assert cli.main([*FAST, *SHORT, "--config", "own.yaml"]) == 0, Path("error.log").read_text()
+    names, *rows = Path("a/version_0/metrics.csv").read_text().splitlines()
+    steps = [int(row.split(",")[names.split(",").index("step")]) for row in rows]
+    assert "loss/critic" in names and steps == sorted(steps) and 100 < steps[0] <= steps[-1] <= 200
+    assert list(Path("b/version_0").glob("events.*")) and Path("a/version_0/config.yaml").is_file()
+    report = Path("fit-times.txt").read_text()
+    for phase in ("update_critic", "update_actor", "update_options", "on_update_end"):
+        assert f"[OptionCritic]{phase}" in report
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed (extra `wandb`)")
+def test_weights_and_biases_offline(elsewhere, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = ["--trainer.logger=WandbLogger", "--trainer.logger.save_dir=w", "--trainer.logger.project=claw"]
+    command = [
+        *FAST,
+        "--data.max_env_steps=200",
+        *logger,
+        "--trainer.logger.offline=true",
+        "--trainer.logger.name=null",
+    ]
+    try:
+        assert cli.main(command) == 0, Path("error.log").read_text()
+    finally:
+        wandb.finish()
+    assert list(Path("w/wandb").glob("offline-run-*/*.wandb"))
+    (folder,) = Path("w/claw").iterdir()  # a folder for each run, although the logger has none of its own
+    assert (folder / "config.yaml").is_file() and (folder / "checkpoints" / "last.ckpt").is_file()
+    assert (folder / "logs" / "learner.log").is_file()

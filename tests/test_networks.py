@@ -1,10 +1,14 @@
 """TwinCritic: two critics at once, all options at once."""
 
+import sys
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from claw_lightning.networks import StackedLinear, TwinCritic
+from claw_lightning.networks import DiscreteCritic, StackedLinear, TwinCritic
+from claw_lightning.rollout.networks import NetworkBlock
 
 BATCH, OBS, ACTION = 9, 5, 3
 KINDS = [(k, norm) for k in (1, 4) for norm in (False, True)]
@@ -129,3 +133,33 @@ def test_stacked_linear_takes_shared_and_separate_inputs():
     torch.testing.assert_close(layer(x.expand(3, -1, -1).contiguous()), shared)
     torch.testing.assert_close(shared[1], x @ layer.weight[1] + layer.bias[1])
     assert layer(x, 2).shape == (2, 5, 2)
+
+
+class Block(NetworkBlock):
+    def __init__(self, input_size, output_size):
+        super().__init__(input_size, output_size)
+        self.out = torch.nn.Linear(input_size, output_size)
+
+    def forward(self, x):
+        return self.out(torch.relu(x))
+
+
+def test_critics_with_a_block_of_the_users_own(monkeypatch):
+    """All options at once as one by one, whatever the kind of critic; a part of the critics alone."""
+    module = types.ModuleType("own_critic_blocks")
+    module.Block = Block
+    monkeypatch.setitem(sys.modules, "own_critic_blocks", module)
+    network = {"class_path": "own_critic_blocks.Block", "init_args": {}}
+    obs, option = torch.randn(5, 3), torch.randint(0, 4, (5,))
+    common = (3, 2, 4, [8, 8], "relu", False, "orthogonal", 3)
+    for critic, actions in (
+        (TwinCritic(*common, network=network), torch.rand(5, 4, 2)),
+        (TwinCritic(*common, atoms=5, value_range=(-1.0, 1.0), network=network), torch.rand(5, 4, 2)),
+        (DiscreteCritic(*common, network=network), torch.randint(0, 2, (5, 4, 1)).float()),
+    ):
+        every = critic.forward_all(obs, actions)
+        assert every.shape == (3, 5, 4)
+        one = critic(obs, actions[torch.arange(5), option], option)
+        torch.testing.assert_close(one, every[:, torch.arange(5), option])
+        if isinstance(critic, TwinCritic):
+            torch.testing.assert_close(critic.forward_all(obs, actions, 1), every[:1])

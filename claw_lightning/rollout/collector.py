@@ -12,6 +12,7 @@ from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.envs.base import ContractError, StepResult, VectorEnv
 from claw_lightning.rollout.mailbox import Mailbox
+from claw_lightning.rollout.recorder import Recorder
 from claw_lightning.rollout.ring import (
     BORDER,
     BY_CAP,
@@ -331,13 +332,20 @@ class Collector:
 
 
 def evaluate(
-    env: VectorEnv, agent: OptionAgent, episodes: int, seed: int, control: Control, student: bool = False
-) -> Dict[str, List[float]]:
+    env: VectorEnv,
+    agent: OptionAgent,
+    episodes: int,
+    seed: int,
+    control: Control,
+    student: bool = False,
+    recorder: Optional[Recorder] = None,
+) -> Dict[str, Any]:
     """Play noise-free episodes; every lane contributes equally many, so that short episodes are not over-counted.
 
     Returns ``return``, ``length``, ``success`` (empty where the task has none) of ``episodes`` episodes, and
     ``option`` with the share of steps of each option.
-    With ``student`` the policy's flat student plays.
+    With ``student`` the policy's flat student plays. A ``recorder`` keeps every step; then ``frame_shape`` is that of
+    its images.
     """
     agent.use_student = student
     agent.reseed(seed)  # an evaluation depends on policy and seed alone, not on those before it
@@ -357,8 +365,13 @@ def evaluate(
         if control.stop:
             break
         decision = agent.act(obs, first, image)
+        if recorder is not None:  # the step after an end belongs to no episode; same-step autoreset has none
+            recorder.look((quota > 0) & (same_step | ~done))
+            obs, image = obs.copy(), None if image is None else image.copy()  # a simulator may write over its own
         result = env.step(decision.action)
         counted = (quota > 0) & ~result.is_border
+        if recorder is not None:
+            recorder.add(obs, image, decision, result, counted)
         usage += np.bincount(decision.option[counted], minlength=agent.num_options)
         done = (result.terminated | result.truncated) & ~result.is_border
         for lane, episode in tracker.update(result.reward, done, result.is_border, result.info.get("success")):
@@ -369,7 +382,9 @@ def evaluate(
         first = done if same_step else result.is_border
         obs, image = result.obs, result.image
     success = [e.success for e in results if np.isfinite(e.success)]
+    recorded = {} if recorder is None else recorder.save()
     return {
+        **recorded,
         "return": [e.ret for e in results],
         "length": [float(e.length) for e in results],
         "success": success,

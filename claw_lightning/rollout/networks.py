@@ -9,6 +9,7 @@ images take observation and features side by side: where one of them is said to 
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
@@ -63,6 +64,88 @@ def mlp(sizes: Sequence[int], activation: str, last_gain: float, scheme: str = "
     return nn.Sequential(*layers)
 
 
+class NetworkError(ValueError):
+    """A user's network block cannot be used; the message names the setting and the cure."""
+
+
+class NetworkBlock(nn.Module):
+    """Base class of a user's network block (``model.network``).
+
+    It takes the place of what follows the first linear layer, up to the outputs: in the actor, in option policy,
+    termination, option value and state value, and in each critic. Workers import it too: its module may import what
+    their interpreter has, torch and numpy.
+
+    Parameters are float32. A block sees a batch of any leading shape, and must not mix its rows.
+
+    Args:
+        input_size: units of the first layer (the first of ``hidden_sizes`` or ``option_hidden_sizes``).
+        output_size: numbers that the network is to give.
+    """
+
+    def __init__(self, input_size: int, output_size: int) -> None:
+        super().__init__()
+        self.input_size, self.output_size = input_size, output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., input_size], before any activation -> [..., output_size], linear at the end."""
+        raise NotImplementedError
+
+
+class Shift(nn.Module):
+    """Adds a learned vector, of which the beginning is given."""
+
+    def __init__(self, size: int, value: float) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.full((size,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return x + self.bias
+
+
+def make_block(network: Dict[str, Any], input_size: int, output_size: int) -> NetworkBlock:
+    """The block that ``model.network`` names: ``class_path`` and ``init_args``.
+
+    Raises:
+        NetworkError: it cannot be imported or built, is no :class:`NetworkBlock`, or gives another shape.
+    """
+    class_path = network["class_path"]
+    module_name, _, class_name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise NetworkError("model.network.class_path: cannot import %s (%s)" % (class_path, error)) from error
+    if not (isinstance(cls, type) and issubclass(cls, NetworkBlock)):
+        raise NetworkError(
+            "model.network.class_path: %s is not a claw_lightning.rollout.networks.NetworkBlock" % class_path
+        )
+    try:
+        block = cls(input_size, output_size, **(network.get("init_args") or {}))
+    except TypeError as error:
+        raise NetworkError("model.network.init_args: %s" % error) from error
+    with torch.no_grad():
+        shape = tuple(block(torch.zeros(2, 3, input_size)).shape)
+    if shape != (2, 3, output_size):
+        raise NetworkError(
+            "model.network: %s gives shape %s for inputs (2, 3, %d), expected (2, 3, %d)"
+            % (class_path, shape, input_size, output_size)
+        )
+    others = sorted({str(p.dtype) for p in block.parameters()} - {"torch.float32"})
+    if others:  # workers receive one vector of float32
+        raise NetworkError("model.network: %s has parameters of %s; use float32" % (class_path, ", ".join(others)))
+    return block
+
+
+def make_network(
+    network: Optional[Dict[str, Any]], sizes: Sequence[int], activation: str, last_gain: float, scheme: str,
+) -> nn.Sequential:  # fmt: skip
+    """:func:`mlp` over ``sizes``, or a linear layer to the first hidden size and the user's block."""
+    if network is None:
+        return mlp(sizes, activation, last_gain, scheme)
+    first = init_linear(nn.Linear(sizes[0], sizes[1]), 2**0.5, scheme)
+    return nn.Sequential(first, make_block(network, sizes[1], sizes[-1]))
+
+
 class ImageEncoder(nn.Module):
     """Features of images: three layers of 32 channels, 3 x 3, then a linear one, layer normalisation and tanh.
 
@@ -109,7 +192,7 @@ class OptionActor(nn.Module):
 
     def __init__(
         self, obs_size: int, action_size: int, num_options: int, kind: str, hidden: Sequence[int], activation: str,
-        embedding_size: int, scheme: str, heads: str = "embedding",
+        embedding_size: int, scheme: str, heads: str = "embedding", network: Optional[Dict[str, Any]] = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.kind = kind
@@ -118,8 +201,13 @@ class OptionActor(nn.Module):
         self.out_size = action_size * (2 if kind == "gaussian" else 1)
         self.separate = heads == "separate" and num_options > 1
         self.obs_layer = init_linear(nn.Linear(obs_size, hidden[0]), 2**0.5, scheme)
-        self.body = mlp([*hidden, self.out_size * (num_options if self.separate else 1)], activation, 0.01, scheme)
-        self.activation = ACTIVATIONS[activation]()
+        out_size = self.out_size * (num_options if self.separate else 1)
+        self.body: nn.Module
+        if network is None:
+            self.body = mlp([*hidden, out_size], activation, 0.01, scheme)
+            self.activation = ACTIVATIONS[activation]()
+        else:
+            self.body, self.activation = make_block(network, hidden[0], out_size), nn.Identity()
         self.embedding: Optional[nn.Embedding] = None
         if num_options > 1 and not self.separate:
             self.embedding = nn.Embedding(num_options, embedding_size)
@@ -213,6 +301,7 @@ class Policy(nn.Module):
         student_hidden_sizes: Optional[Sequence[int]] = None,
         image_shape: Optional[Sequence[int]] = None,
         image_features: int = 50,
+        network: Optional[Dict[str, Any]] = None,
     ) -> None:
         super().__init__()
         self.num_options = num_options
@@ -224,25 +313,29 @@ class Policy(nn.Module):
             obs_size += image_features
         self.input_size = obs_size
         self.actor = OptionActor(
-            obs_size, action_size, num_options, actor, hidden_sizes, activation, embedding_size, init, option_heads
-        )
+            obs_size, action_size, num_options, actor, hidden_sizes, activation, embedding_size, init, option_heads,
+            network,
+        )  # fmt: skip
         self.option_policy: Optional[nn.Sequential] = None
         self.termination: Optional[nn.Sequential] = None
         self.option_value: Optional[nn.Sequential] = None
         self.student: Optional[OptionActor] = None
         if num_options > 1:
             sizes = [obs_size, *option_hidden_sizes, num_options]
-            self.option_policy = mlp(sizes, activation, 0.01, init)
-            self.termination = mlp(sizes, activation, 0.01, init)
+            self.option_policy = make_network(network, sizes, activation, 0.01, init)
+            self.termination = make_network(network, sizes, activation, 0.01, init)
             # Options begin long: beta = sigmoid(bias) at the start. Near 1/2 nothing temporal could be learned.
-            last = self.termination[-1]
-            assert isinstance(last, nn.Linear)
-            nn.init.constant_(last.bias, float(np.log(initial_termination / (1.0 - initial_termination))))
-            self.option_value = mlp(sizes, activation, 0.01, init)
+            last, logit = self.termination[-1], float(np.log(initial_termination / (1.0 - initial_termination)))
+            if isinstance(last, nn.Linear):
+                nn.init.constant_(last.bias, logit)
+            else:
+                self.termination.append(Shift(num_options, logit))
+            self.option_value = make_network(network, sizes, activation, 0.01, init)
         if student_hidden_sizes is not None:
             self.student = OptionActor(
-                obs_size, action_size, 1, actor, student_hidden_sizes, activation, embedding_size, init
-            )
+                obs_size, action_size, 1, actor, student_hidden_sizes, activation, embedding_size, init,
+                network=network,
+            )  # fmt: skip
         self.register_buffer("exploration", torch.tensor([1.0, 1.0]))
         self.register_buffer("switch_cost", torch.tensor(0.0))
 

@@ -35,6 +35,7 @@ from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.envs.base import EnvError, VectorEnv, make_env
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.parent import follow_parent
+from claw_lightning.rollout.recorder import Recorder
 from claw_lightning.rollout.ring import LaneRing, RowLayout
 
 log = logging.getLogger("worker")
@@ -127,7 +128,13 @@ def run(settings: Dict[str, Any], pipe: MessagePipe, commands: queue.Queue) -> N
     control = Control(settings["control_fd"])
     control.beat(phases.START)
     torch.set_num_threads(settings["num_threads"])
-    env = make_env(settings["env"]["class_path"], settings["env"]["init_args"], settings["num_envs"], settings["seed"])
+    env = make_env(
+        settings["env"]["class_path"],
+        settings["env"]["init_args"],
+        settings["num_envs"],
+        settings["seed"],
+        settings.get("rendering", False),
+    )
     try:
         versions = describe_versions(env)
         log.info("%s worker %d, %d lanes of %s", settings["mode"], settings["worker"], env.num_envs, env.spec.task)
@@ -204,7 +211,8 @@ def serve_evaluations(
             continue
         puller.pull()
         student = command.get("student", False)
-        result = evaluate(env, agent, command["episodes"], command["seed"], control, student)
+        recorder = Recorder(env, **command["record"]) if "record" in command else None
+        result = evaluate(env, agent, command["episodes"], command["seed"], control, student, recorder)
         pipe.send("evaluated", must=True, request=command["request"], result=result)
 
 

@@ -1,6 +1,8 @@
 """Policy and its parts: flat parameters, all options at once, squashed Gaussian."""
 
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
+from claw_lightning.rollout import networks
 from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
 from claw_lightning.rollout.networks import (
     LOG_STD_MAX,
@@ -210,3 +213,67 @@ def test_options_may_be_chosen_by_a_rule(selection, probs):
     policy = make(num_options=3, option_selection=selection)
     for shape in ((4,), (4, 2)):
         torch.testing.assert_close(policy.option_probs(torch.randn(*shape, 3)), torch.tensor(probs).expand(*shape, 3))
+
+
+# -- a block of the user's own ----------------------------------------------------------------------------------------
+
+
+class Block(networks.NetworkBlock):
+    def __init__(self, input_size, output_size, width=2, fault=""):
+        super().__init__(input_size, output_size)
+        self.up = torch.nn.Linear(input_size, width)
+        self.out = torch.nn.Linear(width, output_size + (fault == "size"))
+        if fault == "double":
+            self.out.double()
+
+    def forward(self, x):
+        return self.out(torch.relu(self.up(x)).to(self.out.weight.dtype))
+
+
+class NoBlock(torch.nn.Module):
+    pass
+
+
+@pytest.fixture
+def block(monkeypatch):
+    """Named as a configuration names it."""
+    module = types.ModuleType("own_blocks")
+    module.Block, module.NoBlock = Block, NoBlock
+    monkeypatch.setitem(sys.modules, "own_blocks", module)
+    return lambda **init_args: {"class_path": "own_blocks.Block", "init_args": init_args}
+
+
+@pytest.mark.parametrize("actor", ["deterministic", "gaussian", "categorical"])
+@pytest.mark.parametrize("heads", ["embedding", "separate"])
+def test_a_block_takes_the_place_of_the_hidden_layers_everywhere(block, actor, heads):
+    policy = networks.Policy(
+        3, 2, 4, actor, [8], [8], network=block(width=5), option_heads=heads, student_hidden_sizes=[8]
+    )
+    owners = (policy.actor.body, policy.student.body, *(n[1] for n in (policy.option_policy, policy.option_value)))
+    assert all(isinstance(owner, Block) for owner in owners) and isinstance(policy.termination[1], Block)
+    obs = torch.randn(6, 3)
+    each = torch.stack([policy.actor(obs, torch.full((6,), k)) for k in range(4)], 1)
+    torch.testing.assert_close(policy.actor.forward_all(obs), each)
+    assert policy.option_probs(obs).shape == (6, 4)
+    # Options begin as long as without a block, but for what its random outputs add.
+    torch.testing.assert_close(policy.termination[2].bias.sigmoid(), torch.full((4,), 0.1))
+    other = networks.Policy(
+        3, 2, 4, actor, [8], [8], network=block(width=5), option_heads=heads, student_hidden_sizes=[8]
+    )
+    other.load_flat(policy.flatten())
+    torch.testing.assert_close(other.actor.forward_all(obs), policy.actor.forward_all(obs))
+
+
+@pytest.mark.parametrize(
+    "network, said",
+    [
+        ({"class_path": "no_such.Block"}, "class_path: cannot import no_such.Block"),
+        ({"class_path": "own_blocks.NoBlock"}, "own_blocks.NoBlock is not a"),
+        ({"class_path": "own_blocks.Block", "init_args": {"widht": 3}}, "init_args:.*widht"),
+        ({"class_path": "own_blocks.Block", "init_args": {"fault": "size"}}, r"expected \(2, 3, "),
+        ({"class_path": "own_blocks.Block", "init_args": {"fault": "double"}}, "use float32"),
+    ],
+)
+def test_blocks_that_cannot_be_used_are_named(block, network, said):
+    with pytest.raises(networks.NetworkError, match=said):
+        networks.Policy(3, 2, 2, network=network)

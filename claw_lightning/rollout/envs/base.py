@@ -173,6 +173,19 @@ class VectorEnv:
         """Image [N, C, H, W] uint8 that goes with the last ``reset``; None where the task has none."""
         return None
 
+    def render(self, lane: int) -> Optional[np.ndarray]:
+        """What a camera sees of one lane now, [H, W, 3] uint8; None where the adapter has no camera.
+
+        Raises:
+            EnvError: there is one, and it cannot be used here.
+        """
+        return None
+
+    @classmethod
+    def rendering(cls, init_args: Dict[str, Any]) -> Dict[str, Any]:
+        """Arguments with which the adapter is built where :meth:`render` is going to be called."""
+        return init_args
+
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> np.ndarray:
         """Vectorised reward of goal-conditioned tasks: [B, G], [B, G] -> [B] float32, as ``spec.goal_reward`` says.
 
@@ -236,14 +249,18 @@ def plain_init_args(init_args: Dict[str, Any]) -> Dict[str, Any]:
     return {name: value for name, value in init_args.items() if name not in ("num_envs", "seed")}
 
 
-def make_env(class_path: str, init_args: Dict[str, Any], num_envs: int, seed: int) -> VectorEnv:
-    """Build the adapter that a configuration names.
+def make_env(
+    class_path: str, init_args: Dict[str, Any], num_envs: int, seed: int, rendering: bool = False
+) -> VectorEnv:
+    """Build the adapter that a configuration names; with ``rendering`` one whose images can be taken.
 
     Raises:
         EnvError: the class, its arguments or the task cannot be used; the message says which and why.
     """
     cls = resolve_class(class_path)
     init_args = plain_init_args(init_args)
+    if rendering:
+        init_args = cls.rendering(init_args)  # type: ignore[attr-defined]
     try:
         return cls(num_envs=num_envs, seed=seed, **init_args)
     except TypeError as error:

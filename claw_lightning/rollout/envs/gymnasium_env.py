@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import re
 import sys
 from dataclasses import replace
@@ -398,6 +399,31 @@ class GymnasiumEnv(VectorEnv):
                 return {"success": success}
         # No lane gave it at this step (all at a border, or a task that tells at the end only): the metric stays.
         return {"success": np.zeros(self.num_envs, dtype=np.float32)} if self._reports_success else {}
+
+    @classmethod
+    def rendering(cls, init_args: Dict[str, Any]) -> Dict[str, Any]:
+        """See :meth:`VectorEnv.rendering`. Without a display MuJoCo draws by EGL, unless MUJOCO_GL says otherwise."""
+        if not os.environ.get("DISPLAY"):
+            os.environ.setdefault("MUJOCO_GL", "egl")
+        make_kwargs = {"render_mode": "rgb_array", **(init_args.get("make_kwargs") or {})}
+        return dict(init_args, make_kwargs=make_kwargs)
+
+    def render(self, lane: int) -> Optional[np.ndarray]:
+        """See :meth:`VectorEnv.render`."""
+        try:
+            image = self._vector.envs[lane].render()
+        except Exception as error:  # whatever a graphics library raises
+            cure = ""
+            if not isinstance(error, self._gym.error.DependencyNotInstalled):  # whose text names the cure
+                cure = (
+                    "; without a display MuJoCo needs EGL (a graphics driver) or OSMesa: try the environment variable "
+                    "MUJOCO_GL=egl or MUJOCO_GL=osmesa"
+                )
+            raise EnvError(
+                "task %s cannot be drawn here (%s: %s)%s"
+                % (one_line(self._task), type(error).__name__, one_line(error), cure)
+            ) from error
+        return None if image is None else np.asarray(image, dtype=np.uint8)
 
     def states(self) -> Optional[np.ndarray]:
         """See :meth:`VectorEnv.states`."""
