@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(
         "termination-sign-in-update",
         UPDATES,
-        "total = termination_loss - h.termination_entropy * entropy",
-        "total = -termination_loss - h.termination_entropy * entropy",
+        "total = times(ends, termination_loss - h.termination_entropy * entropy)",
+        "total = times(ends, -termination_loss - h.termination_entropy * entropy)",
         T_FAULTS,
     ),
     # (b) termination at the state left, in place of the one arrived in

@@ -19,7 +19,7 @@ class Stage:
     """As much of a Trainer as RunCheckpoint asks for."""
 
     def __init__(self, root):
-        self.log_dir, self.default_root_dir = None, str(root)
+        self.logger, self.log_dir, self.default_root_dir = None, None, str(root)
         self.sanity_checking, self.fast_dev_run, self.is_global_zero = False, False, True
         self.state = type("S", (), {"fn": "fit"})()
         self.lightning_module = None

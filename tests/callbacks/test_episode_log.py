@@ -27,7 +27,7 @@ class Stage:
     """As much of a Trainer as EpisodeLog asks for."""
 
     def __init__(self, root, total=0):
-        self.log_dir, self.default_root_dir = None, str(root)
+        self.logger, self.log_dir, self.default_root_dir = None, None, str(root)
         self.fast_dev_run, self.is_global_zero = False, True
         self.datamodule = SimpleNamespace(episodes=EpisodeStatistics(), env_steps=0)
         self.datamodule.episodes.total = total
