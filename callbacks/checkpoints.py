@@ -215,7 +215,9 @@ class RunCheckpoint(Checkpoint):
                 folder.mkdir(parents=True, exist_ok=True)
                 remove_left_over(folder)
             except OSError as error:
-                failed = error
+                if ranks_of(trainer).size == 1:
+                    raise
+                failed = error  # the other ranks have yet to be met
         self._aside = aside
         try:
             with os_errors(), direct_io(trainer) as held:
