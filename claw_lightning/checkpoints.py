@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,15 @@ def run_folders(trainer: Mapping[str, Any]) -> list[Path]:
     arguments = first.get("init_args") or {}
     root = Path(arguments.get("save_dir") or root)
     return [root / arguments["name"]] if isinstance(arguments.get("name"), str) else [root]
+
+
+def own_folder(files: Sequence[Any]) -> Path | None:
+    """Folder of the run whose configuration is among the files given; of several, the last one's. None: no run's."""
+    for file in reversed(files):
+        folder = Path(str(file)).parent
+        if any((folder / FOLDER / f"{name}.ckpt").is_file() for name in NAMED):
+            return folder
+    return None
 
 
 def read_checkpoint(path: str) -> dict[str, Any]:

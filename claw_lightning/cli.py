@@ -193,7 +193,9 @@ def make_cli_class() -> Any:
                 path = str(requeued)
             if path in checkpoints.OTHERS:
                 return
-            path = checkpoints.find_checkpoint(path, checkpoints.run_folders(options.get("trainer") or {}))
+            own = checkpoints.own_folder(options.get("config") or [])
+            roots = checkpoints.run_folders(options.get("trainer") or {}) if own is None else [own]
+            path = checkpoints.find_checkpoint(path, roots)
             if path is None:
                 return
             stored = checkpoints.read_checkpoint(path)

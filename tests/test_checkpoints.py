@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from claw_lightning import cli
-from claw_lightning.checkpoints import find_checkpoint, read_checkpoint, run_folders, untyped
+from claw_lightning.checkpoints import find_checkpoint, own_folder, read_checkpoint, run_folders, untyped
 from claw_lightning.errors import ConfigError
 from tests.runs import FAST
 
@@ -99,6 +99,16 @@ def test_last_and_best_are_those_of_the_run_that_wrote_last(tmp_path):
     with pytest.raises(ConfigError, match="is a folder without"):
         find_checkpoint(str(tmp_path / "version_2"), [])
     assert find_checkpoint("some.ckpt", []) == "some.ckpt" and find_checkpoint(None, []) is None
+
+
+def test_with_the_configuration_of_a_run_its_own_checkpoints_are_meant(tmp_path):
+    for number in (0, 1):
+        touch(tmp_path / f"version_{number}/checkpoints/last.ckpt", number)
+    files = [tmp_path / "version_0/config.yaml", tmp_path / "conf/mine.yaml"]
+    assert own_folder(files) == tmp_path / "version_0"
+    assert find_checkpoint("last", [own_folder(files)]) == str(tmp_path / "version_0/checkpoints/last.ckpt")
+    assert own_folder([*files, tmp_path / "version_1/config.yaml"]) == tmp_path / "version_1"
+    assert own_folder(["pendulum.yaml"]) is None and own_folder([]) is None
 
 
 @pytest.mark.parametrize(
