@@ -12,7 +12,7 @@ from typing import Any
 from claw_lightning.errors import ConfigError
 
 NAMED = ("last", "best")
-OTHERS = ("hpc", "registry")  # names that Lightning itself understands
+OTHERS = ("registry",)  # names that Lightning itself understands
 FOLDER = "checkpoints"  # in the folder of a run
 MARKER = ".done"  # appended to a checkpoint's name
 
@@ -26,6 +26,12 @@ def find_checkpoint(path: str | None, roots: list[Path]) -> str | None:
     Raises:
         ConfigError: there is none; one line.
     """
+    if path == "hpc":
+        raise ConfigError(
+            "ckpt_path hpc: Lightning's own files are not written here; jobs of SLURM go on by themselves"
+        )
+    if path == "":
+        raise ConfigError("ckpt_path is empty; give a file, a run's folder, last or best, or leave it out")
     if path in NAMED:
         found = [run for root in roots for run in _runs(root)]
         where = " or ".join(str(root) for root in roots)
@@ -88,11 +94,12 @@ def own_folder(files: Sequence[Any]) -> Path | None:
     return None
 
 
-def read_checkpoint(path: str) -> dict[str, Any]:
+def read_checkpoint(path: str, training: bool = False) -> dict[str, Any]:
     """What a checkpoint holds, without the numbers of its tensors.
 
-    A file that cannot be read, or of which a part is missing, is refused before anything is started. One without a
-    marker (a single file that was copied) is accepted if it can be read.
+    Where training goes on from it, optimisers must be in it. A file that cannot be read, or of which a part is missing,
+    is refused before anything is started. One without a marker (a single file that was copied) is accepted if it can be
+    read.
 
     Raises:
         ConfigError: one line with the file.
@@ -101,7 +108,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
     file, marker = Path(path), Path(f"{path}{MARKER}")
     if not file.is_file():
-        raise ConfigError(f"ckpt_path: {path} does not exist")
+        raise ConfigError(f"ckpt_path: {path} " + ("is not a plain file" if file.exists() else "does not exist"))
     size, expected = file.stat().st_size, None
     # A marker that says nothing vouches for nothing.
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -120,6 +127,14 @@ def read_checkpoint(path: str) -> dict[str, Any]:
             f"ckpt_path: {path} was not written by claw-lightning; give a run's last.ckpt or best.ckpt"
             + (" (it holds weights alone)" if _is_weights(content) else "")
         )
+    missing = [name for name in ("spec", "updates", "env_steps", "policy") if name not in content["claw"]]
+    missing += [name for name in ("state_dict", "hyper_parameters") if not isinstance(content.get(name), dict)]
+    missing += ["optimizer_states"] if training and not content.get("optimizer_states") else []
+    if missing:
+        raise ConfigError(
+            f"ckpt_path: {path} lacks {missing[0]}: it was changed after it was written, or is of another version; "
+            "give a run's last.ckpt or best.ckpt as they are"
+        )
     return content
 
 
@@ -131,8 +146,6 @@ def _is_weights(content: Any) -> bool:
 
 def _what(file: Path, error: Exception) -> str:
     """Why a file cannot be read, in words that help."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
     if file.stat().st_size == 0:
         return "it is empty"
     if zipfile.is_zipfile(file):
@@ -141,8 +154,11 @@ def _what(file: Path, error: Exception) -> str:
         if not any(name.endswith("data.pkl") for name in names):
             return f"an archive of something else, with {', '.join(sorted(names)[:3])}"
         return "it holds objects that are not loaded from files, or is of another program"
-    with file.open("rb") as start:
-        return "it is truncated" if start.read(4) == b"PK\x03\x04" else "a file of another kind"
+    try:
+        with file.open("rb") as start:
+            return "it is truncated" if start.read(4) == b"PK\x03\x04" else "a file of another kind"
+    except OSError as unreadable:
+        return unreadable.strerror or str(error)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -198,7 +198,7 @@ def make_cli_class() -> Any:
             path = checkpoints.find_checkpoint(path, roots)
             if path is None:
                 return
-            stored = checkpoints.read_checkpoint(path)
+            stored = checkpoints.read_checkpoint(path, training=subcommand == "fit")
             self.config[f"{subcommand}.ckpt_path"] = path
             typed = self.parser.parse_args(sys.argv[1:], defaults=False).as_dict().get(subcommand, {})
             kept = checkpoints.untyped(stored, options["model"].as_dict(), typed.get("model", {}))

@@ -858,10 +858,12 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def _resume_lockstep(self, local: LockStep) -> bool:
         """Take up simulator and agent where a checkpoint has them, if that can be."""
-        state = None if self._resumed is None else self._resumed.get("lockstep")
-        if state is None:
+        if self._resumed is None:
             return False
-        assert self._resumed is not None
+        state = self._resumed.get("lockstep")
+        if state is None:
+            log.info("the run does not go on bit for bit: the checkpoint does not say where this simulator was")
+            return False
         env = json.dumps(asdict(self.env), sort_keys=True, default=str)
         wanted = self._configured["collect"]
         known = set(state["configured"]).union(*(settings for _, settings in state["changes"]))

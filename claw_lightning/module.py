@@ -698,6 +698,9 @@ class OptionCritic(Learner):
         if stored is None:
             raise ConfigError("ckpt_path: this checkpoint was not written by claw-lightning")
         spec = EnvSpec.from_json(stored["spec"])
+        for name, value in checkpoint.get("state_dict", {}).items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise ConfigError(f"ckpt_path: {name} of the checkpoint is not finite; take an older one")
         if self.spec is None:
             for name, values in stored.get("groups", {}).items():
                 setattr(self, name, None if values is None else GROUPS[name](**values))

@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -364,6 +365,8 @@ _parent: tuple[int, int] | None = None
 _connected: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 _folders: WeakKeyDictionary[Any, Path] = WeakKeyDictionary()
 PARENT_VARIABLE = "CLAW_LEADING_PROCESS"
+#: Exit statuses of a rank that was told to end.
+INTERRUPTED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 
 
 def family_loss() -> str | None:
@@ -415,10 +418,12 @@ def end_unless_over(reason: str) -> None:
         time.sleep(0.1)
     with contextlib.suppress(OSError):
         print(f"lightning: error: {reason}; ending this rank", file=sys.stderr, flush=True)
+    codes = [process.poll() or 0 for process in children.values()]
     for process in children.values():
         with contextlib.suppress(OSError):
             process.kill()
-    os._exit(1)
+    # A signal that came to all of them before the run began is no failure of one.
+    os._exit(next((code for code in codes if code in INTERRUPTED), 1))
 
 
 # -- of a trainer -----------------------------------------------------------------------------------------------------

@@ -51,19 +51,24 @@ def check_config(path: Path) -> None:
                 f"{path}, line {key.start_mark.line + 1}: nothing stands below '{key.value}:'; indent what belongs to "
                 "it, or leave it out"
             )
+        if key.value in ("trainer", "model", "data") and not isinstance(value, yaml.MappingNode):
+            raise UsageError(f"{path}, line {key.start_mark.line + 1}: '{key.value}' takes settings below it, by name")
     _check_keys(path, node, set())
 
 
-def _check_keys(path: Path, node: Any, seen: set[int]) -> None:
+def _check_keys(path: Path, node: Any, seen: set[int], above: tuple[int, ...] = ()) -> None:
     """Walk a YAML tree; an anchored part is looked at once."""
     import yaml
 
+    if id(node) in above:
+        raise UsageError(f"{path}, line {node.start_mark.line + 1}: this part refers to itself by its anchor")
     if id(node) in seen:
         return
     seen.add(id(node))
+    above = (*above, id(node))
     if isinstance(node, yaml.SequenceNode):
         for each in node.value:
-            _check_keys(path, each, seen)
+            _check_keys(path, each, seen, above)
     elif isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
@@ -71,7 +76,7 @@ def _check_keys(path: Path, node: Any, seen: set[int]) -> None:
             if name in lines and name != "<<":
                 raise UsageError(f"{path}, line {line}: '{name}' is given a second time (first in line {lines[name]})")
             lines[name] = line
-            _check_keys(path, value, seen)
+            _check_keys(path, value, seen, above)
         if "class_path" in lines:
             for name in lines.keys() - {"class_path", "init_args", "dict_kwargs", "<<"}:
                 raise UsageError(

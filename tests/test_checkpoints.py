@@ -12,6 +12,7 @@ import torch
 from claw_lightning import cli
 from claw_lightning.checkpoints import find_checkpoint, own_folder, read_checkpoint, run_folders, untyped
 from claw_lightning.errors import ConfigError
+from claw_lightning.module import OptionCritic
 from tests.runs import FAST
 
 LIMITS = ["--trainer.limit_val_batches=1", "--data.eval_episodes=1"]
@@ -140,6 +141,10 @@ def test_foreign_and_broken_files_are_told_in_one_line_each(capsys, runs):
     torch.save({"actor.weight": torch.zeros(3)}, "weights.ckpt")
     torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.6", "loops": {}}, "foreign.ckpt")
     torch.save({"claw": Path("x")}, "unsafe.ckpt")
+    content = torch.load(runs / "version_0/checkpoints/last.ckpt", weights_only=True)
+    torch.save({**content, "claw": {}}, "gutted.ckpt")
+    torch.save({**content, "hyper_parameters": 7}, "numb.ckpt")
+    torch.save({**content, "optimizer_states": []}, "still.ckpt")
     for name, said in {
         "nothing.ckpt": "does not exist",
         "half.ckpt": "it is truncated",
@@ -149,10 +154,23 @@ def test_foreign_and_broken_files_are_told_in_one_line_each(capsys, runs):
         "weights.ckpt": "not written by claw-lightning; give a run's last.ckpt or best.ckpt (it holds weights alone)",
         "foreign.ckpt": "not written by claw-lightning",
         "unsafe.ckpt": "objects that are not loaded",
+        "gutted.ckpt": "lacks spec",
+        "numb.ckpt": "lacks hyper_parameters",
+        "still.ckpt": "lacks optimizer_states",
+        ".": "is not a plain file",
     }.items():
         with pytest.raises(ConfigError, match="ckpt_path") as error:
-            read_checkpoint(name)
+            read_checkpoint(name, training=True)
         assert said in str(error.value) and "\n" not in str(error.value)
+    assert read_checkpoint("still.ckpt") is not None  # enough to be evaluated
+    name = next(name for name, value in content["state_dict"].items() if value.is_floating_point())
+    content["state_dict"][name].fill_(float("nan"))
+    torch.save(content, "sick.ckpt")
+    with pytest.raises(ConfigError, match=f"ckpt_path: {name} of the checkpoint is not finite"):
+        OptionCritic.load_from_checkpoint("sick.ckpt")
+    for name, said in {"hpc": "Lightning's own files", "": "ckpt_path is empty"}.items():
+        with pytest.raises(ConfigError, match=said):
+            find_checkpoint(name, [])
     assert "an archive of something else" in refused(capsys, "--ckpt_path=sb3.zip")
     shutil.rmtree("runs")
     assert "ckpt_path last: no run in runs has written checkpoints" in refused(capsys, "--ckpt_path=last")

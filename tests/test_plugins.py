@@ -40,7 +40,7 @@ def test_every_kind_of_plug_in_of_the_page_in_one_run(tmp_path):
     beside.mkdir()
     names = write_examples("docs/plugins.md", beside)
     assert names == [
-        "blocks.py", "curiosity.py", "diagnostics.py", "line_world.py", "plugins.yaml", "samplers.py", "text_logger.py",
+        "blocks.py", "curiosity.py", "line_world.py", "plugins.yaml", "samplers.py", "td_spread.py", "text_logger.py",
     ]  # fmt: skip
     (tmp_path / "third_party.py").write_text(FACTORY)
     info = tmp_path / "third_party-1.0.dist-info"
