@@ -60,7 +60,7 @@ def test_every_kind_of_plug_in_of_the_page_in_one_run(tmp_path):
     assert used.count("Installed") == 1 and {"TdSpread", "Effort", "TargetUpdate"} <= set(used)
     for shipped in ("OrderlyStop", "RunCheckpoint", "WorkerHealth", "TargetUpdate", "PolicyPublisher"):
         assert used.count(shipped) == 1, shipped
-    saved = (tmp_path / "config.yaml").read_text()  # this logger names no folder
+    saved = (tmp_path / "runs/text/curves/config.yaml").read_text()
     assert "class_path: blocks.Residual" in saved and "width: 1.5" in saved
 
 
