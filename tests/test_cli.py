@@ -102,7 +102,8 @@ def test_a_wrong_setting_is_told_in_one_line(capsys, arguments, said):
 
 def test_a_truncated_checkpoint_is_refused_by_its_marker_and_one_without_is_read(capsys):
     file, marker = Path("own.ckpt"), Path("own.ckpt.done")
-    torch.save({"claw": {}, "state_dict": {"weights": torch.zeros(3)}}, file)
+    claw = dict.fromkeys(("spec", "updates", "env_steps", "policy"))
+    torch.save({"claw": claw, "state_dict": {"weights": torch.zeros(3)}, "hyper_parameters": {}}, file)
     read_checkpoint(str(file))
     size = file.stat().st_size
     for text in (f'{{"bytes": {size}}}', "no JSON", "[]", "{}"):  # what says nothing vouches for nothing
