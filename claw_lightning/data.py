@@ -47,7 +47,6 @@ from claw_lightning.ranks import (
     Ranks,
     deal_state,
     env_steps_of,
-    merge_moments,
     ranks_of,
     run_folder,
 )
@@ -77,6 +76,7 @@ from claw_lightning.rollout.goals import GoalReward, goal_reward
 from claw_lightning.rollout.images import CODECS, make_codec
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.networks import Policy
+from claw_lightning.rollout.normalizer import merged_moments
 from claw_lightning.rollout.recorder import Recorder
 from claw_lightning.rollout.ring import LaneRing, RowLayout
 
@@ -1306,7 +1306,7 @@ class ReplayDataModule(pl.LightningDataModule):
             return None
         assert batch is not None
         batch.env_steps = self._global_steps
-        batch.moments = merge_moments([(row[6], row[7 : 7 + size], row[7 + size :]) for row in found])
+        batch.moments = merged_moments([(row[6], row[7 : 7 + size], row[7 + size :]) for row in found], size)
         return batch
 
     def _own_batch(self) -> ReplayBatch | None:

@@ -476,20 +476,6 @@ def bit_sum(tensor: Tensor) -> Tensor:
     return words.view(kinds[words.element_size()]).long().sum()
 
 
-def merge_moments(moments: Sequence[tuple[float, np.ndarray, np.ndarray]]) -> tuple[float, np.ndarray, np.ndarray]:
-    """Count, mean and sum of squared deviations of all observations, of those of parts (Chan et al. 1979); float64."""
-    count, mean, squares = moments[0]
-    for other, their_mean, their_squares in moments[1:]:
-        if other <= 0:
-            continue
-        total = count + other
-        delta = their_mean - mean
-        squares = squares + their_squares + np.square(delta) * (count * other / total)
-        mean = mean + delta * (other / total)
-        count = total
-    return count, mean, squares
-
-
 #: Logged figures that are sums over ranks, and those of which the extreme counts; the others are means.
 SUMS = ("replay/steps", "replay/quarantined", "worker/alive", "worker/restarts", "worker/recycled", "rollout/episodes")
 MAXIMA = ("staleness/max", "staleness/collection")

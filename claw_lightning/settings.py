@@ -295,24 +295,17 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
         for name in ("bonus", "adaptive_weights"):
             value = getattr(diversity, name)
             refuse(bool(value), "policy_gradient", f"diversity.{name} {value}", "it belongs to the critics' gradient")
-    refuse(
-        needs_own_actions(h, gradient) and groups["exploration"].uniform_steps > 1,
-        "policy_gradient" if gradient is not None else "actor gaussian",
-        f"exploration.uniform_steps {groups['exploration'].uniform_steps:g}",
-        "the density of actions that are kept is not known; set it to 1",
-    )  # fmt: skip
-    refuse(
-        needs_own_actions(h, gradient) and groups["exploration"].uniform_components < 1,
-        "policy_gradient" if gradient is not None else "actor gaussian",
-        f"exploration.uniform_components {groups['exploration'].uniform_components:g}",
-        "the density of actions that are uniform in part is not known; set it to 1",
-    )  # fmt: skip
-    refuse(
-        needs_own_actions(h, gradient) and groups["exploration"].uniform_scale > 1,
-        "policy_gradient" if gradient is not None else "actor gaussian",
-        f"exploration.uniform_scale {groups['exploration'].uniform_scale:g}",
-        "the density of actions that lie at a limit is not a finite number; set it to 1",
-    )  # fmt: skip
+    for name, kind in {
+        "uniform_steps": "are kept is not known",
+        "uniform_components": "are uniform in part is not known",
+        "uniform_scale": "lie at a limit is not a finite number",
+    }.items():
+        value = getattr(groups["exploration"], name)
+        refuse(
+            needs_own_actions(h, gradient) and value != 1,
+            "policy_gradient" if gradient is not None else "actor gaussian", f"exploration.{name} {value:g}",
+            f"the density of actions that {kind}; set it to 1",
+        )  # fmt: skip
     refuse(
         needs_own_actions(h, gradient) and groups["exploration"].kind != "none",
         "policy_gradient" if gradient is not None

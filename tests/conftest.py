@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import logging
 import signal
 import sys
 
@@ -18,3 +19,16 @@ def import_folders():
     before, folders = list(sys.path), list(configs.IMPORT_FOLDERS)
     yield
     sys.path[:], configs.IMPORT_FOLDERS[:] = before, folders
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Runs and logs go to a folder of their own; the command's arguments and messages leave no trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["lightning"])
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    for name in ("PL_GLOBAL_SEED", "SLURM_NTASKS", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    level = logging.getLogger("claw_lightning").level
+    yield
+    logging.getLogger("claw_lightning").setLevel(level)

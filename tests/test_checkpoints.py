@@ -1,6 +1,5 @@
 """Which checkpoint is meant, what else a file may be, whose settings hold; through the command where it is cheap."""
 
-import logging
 import os
 import shutil
 import zipfile
@@ -18,17 +17,7 @@ from tests.runs import FAST
 LIMITS = ["--trainer.limit_val_batches=1", "--data.eval_episodes=1"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Runs go to a folder of their own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning"])
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
-    for name in ("PL_GLOBAL_SEED", "SLURM_NTASKS", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    level = logging.getLogger("claw_lightning").level
-    yield
-    logging.getLogger("claw_lightning").setLevel(level)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture(scope="module")

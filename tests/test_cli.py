@@ -1,7 +1,6 @@
 """The command: what it parses, what it says, and how it answers bad input, mostly within this process."""
 
 import contextlib
-import logging
 import signal
 from pathlib import Path
 
@@ -17,16 +16,7 @@ OPTIONS = Path(__file__).parent / "cases" / "options.txt"
 NO_LOGS = ["--trainer.logger=false", "--trainer.enable_checkpointing=false"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Runs and logs go to a folder of their own; the command's arguments and messages leave no trace."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning"])
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    level = logging.getLogger("claw_lightning").level
-    yield
-    logging.getLogger("claw_lightning").setLevel(level)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def refused(capsys, status, *arguments):

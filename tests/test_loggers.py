@@ -2,7 +2,6 @@
 
 import errno
 import importlib.util
-import sys
 import threading
 from pathlib import Path
 
@@ -77,13 +76,6 @@ def test_what_the_writer_thread_dies_of_is_told_once(module, error, is_told):
 # -- through the command ----------------------------------------------------------------------------------------------
 
 SHORT = ["--data.max_env_steps=200", "--trainer.enable_checkpointing=false"]
-
-
-@pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning"])
-    monkeypatch.setattr("sys.path", [*sys.path])
 
 
 def test_several_loggers_at_once_over_environment_steps_and_a_profiler_with_our_phases(elsewhere, monkeypatch):

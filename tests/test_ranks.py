@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from claw_lightning import ranks
 from claw_lightning.errors import ConfigError, RankError
-from claw_lightning.ranks import Ranks, Watch, deal_state, env_steps_of, merge_metrics, merge_moments
-from claw_lightning.rollout.normalizer import batch_moments
+from claw_lightning.ranks import Ranks, Watch, deal_state, env_steps_of, merge_metrics
+from claw_lightning.rollout.normalizer import batch_moments, merged_moments
 from claw_lightning.rollout.ring import FIRST, TERMINATED
 from tests import rank_runs
 from tests.rank_runs import run_ranks
@@ -168,7 +168,7 @@ def test_last_words_reach_the_others(store):
 def test_merged_moments_are_those_of_all_observations():
     rng = np.random.default_rng(0)
     parts = [rng.normal(3.0, size=(n, 4)) for n in (5, 0, 17)]
-    count, mean, squares = merge_moments([batch_moments(part) for part in parts])
+    count, mean, squares = merged_moments([batch_moments(part) for part in parts], 4)
     whole = batch_moments(np.concatenate(parts))
     assert count == whole[0]
     np.testing.assert_allclose(mean, whole[1], rtol=1e-12)

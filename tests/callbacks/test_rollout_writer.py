@@ -1,6 +1,5 @@
 """RolloutWriter: what `predict` leaves, and what it refuses before anything is played."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +32,7 @@ class Camera(GymnasiumEnv):
 '''
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["lightning"])
-    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
