@@ -222,7 +222,26 @@ FOUR_ROOMS = Suite(
     ),
 )
 
-SUITES = {suite.name: suite for suite in (PENDULUM, HALF_CHEETAH, FOUR_ROOMS)}
+
+def _precision(task: str, config: str, steps: int, seeds: int, slack: float, digits: int, note: str) -> Suite:
+    """What half-width matrix products do to the returns of a task, everything else alike."""
+    full = Arm("fp32", ("--trainer.precision", "32-true"))
+    bars = (Bar("return", "at least", beside=("fp32", "return"), slack=slack),)
+    half = Arm("bf16", ("--trainer.precision", "bf16-mixed"), bars)
+    name = "precision_" + task.split("-")[0].lower()
+    return Suite(name, config, task, (full, half), tuple(range(seeds)), steps, 100, 3600.0, digits, note)
+
+
+PRECISION = (
+    _precision("Pendulum-v1", "conf/pendulum.yaml", 20_000, 5, 0.05, 1, PENDULUM.note),
+    _precision(
+        "HandReachDense-v3", "conf/hand_reach_dense.yaml", 100_000, 3, 0.05, 2,
+        "Both arms take the same number of steps and updates: the returns show what the precision does to learning, "
+        "not what its speed is worth.",
+    ),
+)  # fmt: skip
+
+SUITES = {suite.name: suite for suite in (PENDULUM, HALF_CHEETAH, FOUR_ROOMS, *PRECISION)}
 
 #: How the use of the options is reported: column, and what is read from the run's log (a prefix for shares).
 HEALTH = {
