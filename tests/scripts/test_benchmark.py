@@ -14,6 +14,7 @@ from claw_lightning.replay.samplers.prioritized import Prioritized
 from claw_lightning.rollout.ring import BORDER, FIRST, SWITCHED, TRUNCATED, RowLayout
 from tests.scripts.loading import load_script
 
+measuring = load_script("measuring")
 benchmark = load_script("benchmark")
 TINY = ["--rows", "2048", "--small-rows", "2048", "--large-rows", "4096", "--batch", "16", "--updates", "2"]
 QUICK = [*TINY, "--rounds", "2", "--seconds", "1e-9"]  # one call of each arm per round
@@ -36,7 +37,7 @@ PEER_ROWS = {
 def settings_of_the_process(monkeypatch):
     """What a run changes for the whole process is only noted here."""
     changed = []
-    monkeypatch.setattr(benchmark.gc, "collect", lambda: 0)  # a tenth of a second each in a process of this size
+    monkeypatch.setattr(measuring.gc, "collect", lambda: 0)  # a tenth of a second each in a process of this size
     monkeypatch.setattr(benchmark.torch, "set_num_threads", lambda number: changed.append(("threads", number)))
     monkeypatch.setattr(benchmark, "keep_freed_memory", lambda: changed.append("keep_freed_memory"))
     return changed
@@ -113,24 +114,24 @@ class Work:
 def test_arms_take_turns_and_the_first_round_does_not_count():
     work = Work()
     arms = {"a": work.arm("a", 10, 100.0, 1.0, 2.0), "b": work.arm("b", 6, 1.0)}
-    rates = benchmark.interleave(arms, 2, 0.5, work.clock)
+    rates = measuring.interleave(arms, 2, 0.5, work.clock)
     assert work.order == ["a", "b"] * 3
     assert rates == {"a": [10.0, 5.0], "b": [6.0, 6.0]}
 
 
 def test_an_arm_is_called_until_its_time_is_over():
     work = Work()
-    assert benchmark.rate(work.arm("a", 3, 0.25), 1.0, work.clock) == 12.0
+    assert measuring.rate(work.arm("a", 3, 0.25), 1.0, work.clock) == 12.0
     assert len(work.order) == 4
-    assert benchmark.rate(work.arm("a", 3, 0.4), 1.0, work.clock) == pytest.approx(9 / 1.2)
+    assert measuring.rate(work.arm("a", 3, 0.4), 1.0, work.clock) == pytest.approx(9 / 1.2)
 
 
 def test_nothing_is_collected_while_the_clock_runs():
     seen = []
     assert gc.isenabled()
-    benchmark.rate(lambda: seen.append(gc.isenabled()) or 1, 1e-9)
+    measuring.rate(lambda: seen.append(gc.isenabled()) or 1, 1e-9)
     with pytest.raises(ZeroDivisionError):
-        benchmark.rate(lambda: seen.append(gc.isenabled()) or 1 // 0, 1e-9)
+        measuring.rate(lambda: seen.append(gc.isenabled()) or 1 // 0, 1e-9)
     assert seen == [False, False] and gc.isenabled()
 
 
@@ -171,7 +172,7 @@ def test_targets(target, found, word):
 
 @pytest.mark.parametrize("value, text", [(0.02034, "0.0203"), (1.0, "1.00"), (12.34, "12.3"), (1234.5, "1234")])
 def test_figures_have_three_digits(value, text):
-    assert benchmark._digits(value) == text
+    assert measuring._digits(value) == text
 
 
 # -- the data ---------------------------------------------------------------------------------------------------------
@@ -381,7 +382,7 @@ def test_rows_of_missing_packages_say_how_to_have_them(peers, monkeypatch, tmp_p
     assert set(skipped) == set(PEER_ROWS)
     out = capsys.readouterr().out
     for row, package in PEER_ROWS.items():
-        assert skipped[row].startswith(f"{package} is missing") and skipped[row].endswith(benchmark.PEERS[package])
+        assert skipped[row].startswith(f"{package} is missing") and skipped[row].endswith(measuring.PEERS[package])
         assert f"skipped {row}: {skipped[row]}\n" in out
     assert "| replay/uniform_to_gather | " in out
 
@@ -430,3 +431,44 @@ def test_the_spaces_are_those_of_the_task():
     observations, actions = benchmark.goal_spaces(np.float64)
     assert env.observation_space == observations and env.action_space == actions
     env.close()
+
+
+# -- collecting -------------------------------------------------------------------------------------------------------
+
+COLLECT = ["collect", "--rounds", "1", "--seconds", "1e-9", "--lanes", "8"]
+
+
+def test_a_whole_run_of_collecting_has_all_rows(tmp_path, monkeypatch):
+    collect = sys.modules["benchmark_collect"]
+    monkeypatch.setattr(collect, "SIMULATORS", {**collect.SIMULATORS, "hand_reach": (2, "MountainCarContinuous-v0")})
+    file = tmp_path / "collect.json"
+    assert benchmark.main([*COLLECT, "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert set(found["ratios"]) | set(found["skipped"]) == set(benchmark.COLLECT_ROWS)
+    assert {"collect/bridge_to_memcpy", "collect/pause_to_raw"} <= set(found["ratios"])
+
+
+def test_the_bridge_writes_what_the_simulator_gave(monkeypatch):
+    collect = sys.modules["benchmark_collect"]
+    rings = []
+    real = collect.LaneRing
+    monkeypatch.setattr(collect, "LaneRing", lambda *args: rings.append(real(*args)) or rings[-1])
+    env = collect.Repeating(3, 5, 2)
+    call = collect.collect_arm(env, collect.Idle(3, 2), 8)
+    assert [call() for _ in range(9)] == [3] * 9
+    (ring,) = rings
+    assert ring.head == 9
+    np.testing.assert_array_equal(ring.layout.view(ring.rows[2], "obs"), env.result.obs)
+    np.testing.assert_array_equal(ring.layout.view(ring.rows[2], "reward"), env.result.reward)
+
+
+def test_copies_go_round_their_memory():
+    collect = sys.modules["benchmark_collect"]
+    assert [collect.copy_arm(4, 3, steps=2)() for _ in range(3)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("lanes", ["0", "-1"])
+def test_lanes_are_checked(lanes, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.parse_args(["collect", "--lanes", lanes])
+    assert "--lanes must be at least 1" in capsys.readouterr().err
