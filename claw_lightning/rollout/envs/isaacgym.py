@@ -343,7 +343,7 @@ def _build(place: Place, config: Dict[str, Any], machine: Dict[str, Any], task: 
         RuntimeError: it ended by ``quit()``, as it does where no scene can be made.
     """
     cls = setup.load_task_class(
-        place.package, place.folder, str(config["name"]), str(config.get("env", {}).get("subtask", ""))
+        place.package, place.folder, str(config.get("name", task)), str(config.get("env", {}).get("subtask", ""))
     )
     try:
         if place.package == "bidexhands":
