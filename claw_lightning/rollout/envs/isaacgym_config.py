@@ -24,6 +24,8 @@ OWNED = {
     "name": "data.env.init_args.task",
 }
 
+_EXPONENT = re.compile(r"[-+]?\d[\d_]*\.?[\d_]*[eE][-+]?\d+$")
+
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Ending of a message: the names most like a misspelt one; empty where there are none."""
@@ -46,12 +48,22 @@ def read_yaml(path: str) -> Dict[str, Any]:
         ) from error
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+            content = yaml.load(file, _loader(yaml))
     except (OSError, yaml.YAMLError) as error:
         raise EnvError("%s: cannot be read (%s)" % (path, " ".join(str(error).split()))) from error
     if not isinstance(content, dict):
         raise EnvError("%s: holds no settings" % path)
     return content
+
+
+def _loader(yaml: Any) -> Any:
+    """PyYAML's safe loader, which knows ``1e-3`` for a number, as OmegaConf's does."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789."))
+    return Loader
 
 
 def merge(base: Dict[str, Any], over: Dict[str, Any]) -> Dict[str, Any]:
@@ -149,8 +161,8 @@ _CALL = re.compile(r"\s*(\w+)\s*:(.*)", re.S)
 class Resolver:
     """Replaces references in a tree of settings.
 
-    ``${a.b}`` is looked up from the root. Leading dots climb: one dot is the mapping that holds the setting, each
-    further one the mapping around that. ``${function:x,y}`` calls one of four functions.
+    ``${a.b}`` is looked up from the root. Leading dots climb: one dot is the mapping or list that holds the setting,
+    each further one what is around that. ``${function:x,y}`` calls one of four functions.
 
     Args:
         root: all settings; the task's lie under ``task``.
@@ -167,16 +179,19 @@ class Resolver:
     def _at(self, path: Sequence[str]) -> Any:
         place: Any = self.root
         for step in path:
-            if not isinstance(place, dict) or step not in place:
+            if isinstance(place, list) and step.isdigit() and int(step) < len(place):
+                place = place[int(step)]
+            elif isinstance(place, dict) and step in place:
+                place = place[step]
+            else:
                 raise KeyError(step)
-            place = place[step]
         return place
 
     def _value(self, value: Any, path: Tuple[str, ...]) -> Any:
         if isinstance(value, dict):
             return {key: self._value(each, (*path, str(key))) for key, each in value.items()}
         if isinstance(value, list):
-            return [self._value(each, path) for each in value]
+            return [self._value(each, (*path, str(index))) for index, each in enumerate(value)]
         return self._text(value, path) if isinstance(value, str) and "${" in value else value
 
     def _text(self, text: str, path: Tuple[str, ...]) -> Any:

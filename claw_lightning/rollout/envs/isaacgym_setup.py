@@ -116,7 +116,7 @@ def _import_failure(error: BaseException) -> str:
             text,
             SCRIPT,
         )
-    if "torch" in text and isinstance(error, ImportError):
+    if "torch was imported before" in text.lower():
         return "IsaacGymEnv: torch was imported before Isaac Gym (%s); the adapter's file must not import torch" % text
     return "data.worker_python: Isaac Gym cannot be imported in %s: %s (%s)" % (python, text, GUIDE)
 
