@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Protocol, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Protocol, Tuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from isaacgym.gymapi import SimParams
 
 CLIP_OBS, CLIP_ACTIONS = 5.0, 1.0  # with which Bi-DexHands wraps its tasks
 CONTACT_PAIRS = 8 * 1024 * 1024
@@ -115,7 +118,7 @@ class _Bounds:
         self.low, self.high = low, high
 
 
-def sim_params(sim: Dict[str, Any], kind: str) -> Any:
+def sim_params(sim: Dict[str, Any], kind: str) -> SimParams:
     """``gymapi.SimParams`` of a Bi-DexHands task: the package's defaults (60 Hz), then what its file says."""
     from isaacgym import gymapi, gymutil
 
