@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from claw_lightning.rollout.collector import evaluate
+from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.device import HostSide
 from claw_lightning.rollout.envs import isaacgym_setup as setup
 from claw_lightning.rollout.envs.base import ContractError, EnvError, EnvSpec, StepResult, VectorEnv, make_env
@@ -473,17 +475,32 @@ def test_tensors_that_break_the_contract_are_named(wrong, message):
 
 def test_the_policy_acts_on_the_tensor_where_it_is(monkeypatch):
     """And does the same as with arrays, to the bit."""
-    rows = []
-    for tensors in (True, False):
-        env = HostSide(TensorEnv())
-        if not tensors:
-            monkeypatch.setattr(HostSide, "obs_on_device", property(lambda self: None, lambda self, value: None),
-                                raising=False)  # fmt: skip
-        collector, ring, _ = collector_of(env, 32)
+    found = []
+    for has_tensors in (True, False):
+        torch.manual_seed(0)
+        collector, ring, _ = collector_of(HostSide(TensorEnv()), 32, policy={"num_options": 2})
+        collector.agent.policy.exploration[1] = 0.0  # actions are the policy's, not uniform
+        kinds, act = set(), collector.agent.act
+        monkeypatch.setattr(
+            collector.agent, "act", lambda obs, *more, k=kinds, a=act: k.add(type(obs)) or a(obs, *more)
+        )
+        if not has_tensors:
+            monkeypatch.setattr("claw_lightning.rollout.collector.seen", lambda env, obs: obs)
         for _ in range(20):
             collector.step()
-        rows.append(ring.rows[:20].tobytes())
-    assert rows[0] == rows[1]
+        assert kinds == {torch.Tensor if has_tensors else np.ndarray}
+        found.append(ring.rows[:20].tobytes())
+    assert found[0] == found[1]
+
+
+def test_evaluation_acts_on_the_tensor_too(monkeypatch):
+    env, kinds = HostSide(TensorEnv()), set()
+    agent = collector_of(env)[0].agent
+    act = agent.act
+    monkeypatch.setattr(agent, "act", lambda obs, *more: kinds.add(type(obs)) or act(obs, *more))
+    env.env.wrong = {"terminated": torch.ones(2, dtype=torch.bool), "is_border": torch.zeros(2, dtype=torch.bool)}
+    result = evaluate(env, agent, 4, 0, Control())
+    assert len(result["return"]) == 4 and kinds == {torch.Tensor}
 
 
 def test_same_step_simulators_keep_to_arrays():
