@@ -128,7 +128,8 @@ class ReplayDataModule(pl.LightningDataModule):
         num_workers: worker processes.
         envs_per_worker: lanes of each.
         worker_python: interpreter of the workers; None: this one.
-        worker_device: ``cpu``, or ``cuda:<n>``: the GPU that the workers' simulators see; policies run on their CPU.
+        worker_device: ``cpu``, or ``cuda:<n>``: the GPU that the workers' simulators see; policies run on
+            their CPU, or with adapters that deal in tensors (Isaac Gym) on that GPU.
         worker_threads: threads of each worker's torch; simulators have their own setting.
         learner_threads: threads of the learner's torch; None: the cores that the workers leave, at least one.
         capacity: environment steps kept, all workers together.

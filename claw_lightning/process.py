@@ -16,6 +16,7 @@ from typing import Any
 
 from claw_lightning.configs import IMPORT_FOLDERS
 from claw_lightning.errors import WorkerError
+from claw_lightning.interpreter import extension_folder, library_folders
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.ring import LaneRing
@@ -60,7 +61,18 @@ class WorkerCommand:
             env["CUDA_VISIBLE_DEVICES"] = ""
         elif self.device.startswith("cuda:"):
             env["CUDA_VISIBLE_DEVICES"] = self.device.split(":", 1)[1]
+        if self.python != sys.executable:
+            self._add_libraries(env)
         return env
+
+    def _add_libraries(self, env: dict[str, str]) -> None:
+        """What simulators of another interpreter load and compile; the learner's own is left as it is."""
+        folders = library_folders(self.python)
+        if folders:
+            given = env.get("LD_LIBRARY_PATH")
+            env["LD_LIBRARY_PATH"] = os.pathsep.join([*folders, *([given] if given else [])])
+        env["TORCH_EXTENSIONS_DIR"] = extension_folder(self.python)
+        env.setdefault("MAX_JOBS", env["OMP_NUM_THREADS"])  # processes that compile
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class OptionAgent:
         evaluate: noise-free: mean actions, options by ``greedy_options`` (end where beta > 1/2, take the likeliest).
         interruption: margin; in evaluation an option also ends where Q_Omega(s, o) + c + margin < V(s), whatever beta
             says (:meth:`Policy.option_values`; c is :attr:`Policy.switch_cost`). None: never.
+        device: where the networks are evaluated. Random draws, and all that is handed out, are on the CPU.
 
     Attributes:
         use_student: act with the policy's flat student in place of the options.
@@ -58,9 +59,11 @@ class OptionAgent:
         evaluate: bool = False,
         greedy_options: bool = True,
         interruption: Optional[float] = None,
+        device: str = "cpu",
     ) -> None:
-        self.policy: Policy = build_policy(policy)
+        self.policy: Policy = build_policy(policy).to(device)
         self.policy.eval()
+        self.device = torch.device(device)
         self.num_lanes = num_lanes
         self.num_options = self.policy.num_options
         self.max_duration, self.min_duration = max_option_duration, min_option_duration
@@ -123,27 +126,30 @@ class OptionAgent:
 
     @torch.no_grad()
     @torch.autocast("cpu", enabled=False)  # in lock-step mode this runs inside the learner's precision
-    def act(self, obs: np.ndarray, first: np.ndarray, image: Optional[np.ndarray] = None) -> Decision:
+    def act(
+        self, obs: Union[np.ndarray, torch.Tensor], first: np.ndarray, image: Optional[np.ndarray] = None
+    ) -> Decision:
         """Decide for raw observations [N, O]; ``first`` [N] bool marks lanes that open an episode.
 
         Args:
+            obs: an array, or a tensor where the simulator left it (:attr:`VectorEnv.obs_on_device`).
             image: [N, C, H, W] uint8, of tasks that have images.
 
         Raises:
             ValueError: the policy sees images, and none was given.
         """
         policy = self.policy
-        x = policy.normalizer(torch.from_numpy(np.nan_to_num(obs)))
+        x = policy.normalizer(self._observed(obs))
         if policy.encoder is not None:
             if image is None:
                 raise ValueError("act: this policy sees images; give image [N, C, H, W] uint8 beside the observations")
-            x = policy.perceive(x, torch.from_numpy(image))
+            x = policy.perceive(x, torch.from_numpy(image).to(self.device))
         n = np.arange(self.num_lanes)
         previous = np.where(first, -1, self._option).astype(np.int32)
         log_prob_option = np.zeros(self.num_lanes, np.float32)
         if self.num_options > 1 and not self.use_student:
-            probs = policy.option_probs(x).numpy()
-            beta = policy.beta(x).numpy()[n, self._option]
+            probs = policy.option_probs(x).cpu().numpy()
+            beta = policy.beta(x).cpu().numpy()[n, self._option]
             switched, by_cap = self._terminate(beta, first, self._interrupted(x, probs))
             chosen = self._select(probs)
             self._option = np.where(switched, chosen, self._option).astype(np.int32)
@@ -153,17 +159,23 @@ class OptionAgent:
         self._age = np.where(switched, 0, self._age + 1).astype(np.int32)
         if self.use_student:
             assert policy.student is not None
-            raw = policy.student(x, torch.zeros(self.num_lanes, dtype=torch.int64))
+            raw = policy.student(x, torch.zeros(self.num_lanes, dtype=torch.int64, device=self.device))
         else:
-            raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)))
-        action, log_prob = self._action(raw, first)
+            raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)).to(self.device))
+        action, log_prob = self._action(raw.cpu(), first)
         return Decision(action, self._option, previous, self._age, switched, by_cap, log_prob, log_prob_option)
+
+    def _observed(self, obs: Union[np.ndarray, torch.Tensor]) -> torch.Tensor:
+        """Observations [N, O] without NaN, on the networks' device."""
+        if isinstance(obs, torch.Tensor):
+            return torch.nan_to_num(obs).to(self.device)
+        return torch.from_numpy(np.nan_to_num(obs)).to(self.device)
 
     def _interrupted(self, x: torch.Tensor, probs: np.ndarray) -> Any:
         """Lanes whose option is worth less than choosing afresh, by more than cost and margin (evaluation only)."""
         if self.interruption is None or not self.evaluate:
             return False
-        q = self.policy.option_values(x).numpy()
+        q = self.policy.option_values(x).cpu().numpy()
         value = (probs * q).sum(axis=1)
         running = q[np.arange(self.num_lanes), self._option]
         return running + float(self.policy.switch_cost) + self.interruption < value

@@ -28,9 +28,15 @@ if __name__ == "__main__":
     from claw_lightning.rollout.parent import follow_parent
 
     follow_parent()
+    from claw_lightning.rollout import launch
+
+    lines, settings = launch.take_settings()
     try:
+        import numpy  # noqa: F401  (told apart from an adapter that cannot be imported)
+
+        failure = launch.import_first(settings)
         from claw_lightning.rollout.worker import run_and_exit
     except ImportError as error:
         sys.exit("workers need numpy and torch in data.worker_python (%s): %s" % (sys.executable, error))
 
-    run_and_exit()
+    run_and_exit(lines, settings, failure)

@@ -57,6 +57,11 @@ class EpisodeTracker:
         return finished
 
 
+def seen(env: VectorEnv, obs: np.ndarray) -> Any:
+    """What the policy acts on: the observation on the simulator's device where it deals in tensors, else the array."""
+    return obs if env.obs_on_device is None else env.obs_on_device
+
+
 class Puller:
     """Adopts new parameters from a mailbox into an agent."""
 
@@ -206,7 +211,7 @@ class Collector:
         self.steps += 1
         pulled = time.perf_counter()
         assert self._obs is not None
-        decision = self.agent.act(self._obs, self._first, self._image)
+        decision = self.agent.act(seen(self.env, self._obs), self._first, self._image)
         inferred = time.perf_counter()
         self._write_decision(decision)
         self.control.beat(phases.STEP)
@@ -364,7 +369,7 @@ def evaluate(
         control.beat(phases.EVALUATE)
         if control.stop:
             break
-        decision = agent.act(obs, first, image)
+        decision = agent.act(seen(env, obs), first, image)
         if recorder is not None:  # the step after an end belongs to no episode; same-step autoreset has none
             recorder.look((quota > 0) & (same_step | ~done))
             obs, image = obs.copy(), None if image is None else image.copy()  # a simulator may write over its own

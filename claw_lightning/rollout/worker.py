@@ -1,4 +1,4 @@
-"""Worker process, started through ``bootstrap.py`` (or ``python -m claw_lightning.rollout.worker``).
+"""Worker process, started through ``bootstrap.py``, which lets the adapter import what must come before torch.
 
 Protocol, the same for every simulator and interpreter:
 
@@ -18,12 +18,11 @@ import os
 import platform
 import queue
 import resource
-import signal
 import sys
 import threading
 import time
 import traceback
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 import numpy as np
 import torch
@@ -34,7 +33,6 @@ from claw_lightning.rollout.collector import Collector, Episode, Puller, evaluat
 from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.envs.base import EnvError, VectorEnv, make_env
 from claw_lightning.rollout.mailbox import Mailbox
-from claw_lightning.rollout.parent import follow_parent
 from claw_lightning.rollout.recorder import Recorder
 from claw_lightning.rollout.ring import LaneRing, RowLayout
 
@@ -67,20 +65,6 @@ class MessagePipe:
                 time.sleep(0.005)
             except BrokenPipeError:
                 os._exit(0)  # the learner has gone
-
-
-def take_standard_input() -> Any:
-    """The learner's lines, in a file that nobody else knows.
-
-    The simulator gets an empty standard input instead. Python's ``quit()``, with which some simulators end, closes
-    ``sys.stdin``, and would wait for ever for the thread that reads from it.
-    """
-    lines = os.fdopen(os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    sys.stdin = open(os.devnull)  # noqa: SIM115 (for the life of the process)
-    return lines
 
 
 def end_with_the_learner(commands: queue.Queue, lines: Any) -> None:
@@ -144,7 +128,9 @@ def run(settings: Dict[str, Any], pipe: MessagePipe, commands: queue.Queue) -> N
             pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions, **sizes)
             return
         configure(env, settings.get("configure"))  # what was changed before this process was started
-        agent = OptionAgent(num_lanes=env.num_envs, seed=settings["seed"], **settings["agent"])
+        agent = OptionAgent(
+            num_lanes=env.num_envs, seed=settings["seed"], device=env.device or "cpu", **settings["agent"]
+        )
         mailbox = Mailbox(agent.policy.flat_size, settings["mailbox_fd"])
         control.beat(phases.WAIT)  # first: the learner gives a process that is ready less time than one that starts
         pipe.send("ready", must=True, spec=env.spec.to_json(), versions=versions)
@@ -216,13 +202,14 @@ def serve_evaluations(
         pipe.send("evaluated", must=True, request=command["request"], result=result)
 
 
-def main() -> int:
-    """Entry point. Exit status 0: asked to stop; 1: an error, which the learner has been told."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # see bootstrap.py
-    follow_parent()
-    lines = take_standard_input()
-    settings = json.loads(lines.readline())
+def main(lines: Any, settings: Dict[str, Any], failure: Optional[BaseException] = None) -> int:
+    """Entry point. Exit status 0: asked to stop; 1: an error, which the learner has been told.
+
+    Args:
+        lines: the learner's, without the first.
+        settings: which that one held.
+        failure: what went wrong before torch was imported.
+    """
     name = settings.get("name", settings["mode"]).replace("%", "")
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s " + name + " (%(process)d) %(levelname)s %(message)s"
@@ -235,6 +222,8 @@ def main() -> int:
     commands: queue.Queue = queue.Queue()
     threading.Thread(target=end_with_the_learner, args=(commands, lines), daemon=True).start()
     try:
+        if failure is not None:
+            raise failure
         run(settings, pipe, commands)
     except EnvError as error:
         log.error("%s", error)
@@ -247,13 +236,9 @@ def main() -> int:
     return 0
 
 
-def run_and_exit() -> None:
+def run_and_exit(lines: Any, settings: Dict[str, Any], failure: Optional[BaseException] = None) -> NoReturn:
     """Run and leave without destructors: simulators hang in theirs more often than one would like."""
-    status = main()
+    status = main(lines, settings, failure)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    run_and_exit()

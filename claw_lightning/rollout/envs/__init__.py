@@ -8,6 +8,7 @@ from claw_lightning.rollout.envs.diagnostic import CodedEnv, FaultyEnv
 from claw_lightning.rollout.envs.envpool_env import EnvPoolEnv
 from claw_lightning.rollout.envs.four_rooms import FourRoomsEnv
 from claw_lightning.rollout.envs.gymnasium_env import GymnasiumEnv
+from claw_lightning.rollout.envs.isaacgym import IsaacGymEnv
 
 __all__ = [
     "CodedEnv",
@@ -17,6 +18,7 @@ __all__ = [
     "FaultyEnv",
     "FourRoomsEnv",
     "GymnasiumEnv",
+    "IsaacGymEnv",
     "StepResult",
     "VectorEnv",
     "make_env",

@@ -150,12 +150,29 @@ class VectorEnv:
     the defaults 1 and 0 (both supplied by the worker), set :attr:`num_envs` and :attr:`spec`, and implement the methods
     below.
     The constructor raises :class:`EnvError` for anything the user can mend.
+
+    An adapter may deal in torch tensors on its simulator's device in place of numpy arrays (:attr:`device`).
     """
 
     num_envs: int
     spec: EnvSpec
     #: Whether a second one may be built in the same process, as is done to measure the memory of a lane.
     may_be_built_twice = False
+    #: Device of the torch tensors that :meth:`reset`, :meth:`states` and :meth:`step` deal in (``cpu`` or ``cuda:0``,
+    #: the one that the process sees), or None: they deal in numpy arrays. See ``claw_lightning/rollout/device.py``.
+    device: Optional[str] = None
+    #: The last observation [N, O] as a torch tensor on :attr:`device`, which the policy then acts on, or None.
+    obs_on_device: Any = None
+
+    @classmethod
+    def import_first(cls, init_args: Dict[str, Any]) -> None:
+        """Import what must come before torch. Called once in a worker's process, when numpy alone is there.
+
+        The adapter's own module is imported before torch as well: it must not import torch at its top then.
+
+        Raises:
+            EnvError: it cannot be imported; the message says why.
+        """
 
     def reset(self, seed: Optional[int] = None) -> np.ndarray:
         """Start new episodes in all lanes. Returns obs [N, O] float32."""
@@ -262,9 +279,14 @@ def make_env(
     if rendering:
         init_args = cls.rendering(init_args)  # type: ignore[attr-defined]
     try:
-        return cls(num_envs=num_envs, seed=seed, **init_args)
+        env = cls(num_envs=num_envs, seed=seed, **init_args)
     except TypeError as error:
         # A misspelt or missing init_args key is the user's; a TypeError from inside the simulator is re-raised whole.
         if "__init__()" in str(error) or "argument" in str(error):
             raise EnvError("data.env.init_args: %s" % error) from error
         raise
+    if env.device is None:
+        return env
+    from claw_lightning.rollout.device import HostSide  # not at the top: it needs torch
+
+    return HostSide(env)

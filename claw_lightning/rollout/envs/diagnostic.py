@@ -15,7 +15,16 @@ from typing import Any, Dict, Iterable, List, NoReturn, Optional, Tuple
 
 import numpy as np
 
-from claw_lightning.rollout.envs.base import NEXT_STEP, SAME_STEP, EnvError, EnvSpec, StepResult, VectorEnv, make_env
+from claw_lightning.rollout.envs.base import (
+    NEXT_STEP,
+    SAME_STEP,
+    EnvError,
+    EnvSpec,
+    StepResult,
+    VectorEnv,
+    make_env,
+    resolve_class,
+)
 
 INIT_ARGS = "data.env.init_args"
 
@@ -290,6 +299,13 @@ class FaultyEnv(VectorEnv):
     Raises:
         EnvError: unknown faults, or whatever the wrapped adapter raises.
     """
+
+    @classmethod
+    def import_first(cls, init_args: Dict[str, Any]) -> None:
+        """What the wrapped adapter imports before torch."""
+        if init_args.get("adapter"):  # else the constructor says so
+            wrapped: Any = resolve_class(init_args["adapter"])
+            wrapped.import_first(dict(init_args.get("adapter_args") or {}))
 
     def __init__(
         self,

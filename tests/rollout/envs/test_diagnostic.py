@@ -332,3 +332,11 @@ def test_wrong_settings_of_faults_are_named(settings, words):
 
 def test_every_fault_is_documented():
     assert all("``%s``" % kind in FaultyEnv.__doc__ for kind in FAULTS)
+
+
+def test_a_wrapped_adapter_imports_what_it_must_before_torch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(CodedEnv, "import_first", classmethod(lambda cls, init_args: asked.append(init_args)))
+    FaultyEnv.import_first({"adapter": "CodedEnv", "adapter_args": {"task": "coded"}, "at": {}})
+    FaultyEnv.import_first({})
+    assert asked == [{"task": "coded"}]

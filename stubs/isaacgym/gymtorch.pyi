@@ -1,0 +1,1 @@
+# Imported for what its import does: it compiles the bridge between Isaac Gym and torch.
