@@ -149,6 +149,7 @@ class JointReach(VecTask):
     def _write(self, buffer: torch.Tensor) -> None:
         positions, velocities, errors = form.LAYOUTS[buffer.shape[1]]
         error = self.goal - self.dof_pos
+        buffer.zero_()  # noise of the last step may lie in the columns that mean nothing here
         if positions is not None:
             buffer[:, positions : positions + self.active] = self.dof_pos
         if velocities is not None:

@@ -223,7 +223,7 @@ class VecTask(Env):
         """Does nothing without a viewer."""
 
     def step(self, actions: torch.Tensor) -> Tuple[Dict[str, torch.Tensor], torch.Tensor, torch.Tensor, Dict[str, Any]]:
-        """One control step: the same ``obs_dict`` and ``extras`` objects each time, reward and done as they are kept."""
+        """One control step: the same ``obs_dict`` and ``extras`` objects each time, reward and done themselves."""
         self._check_actions(actions)
         self._before_step()
         actions = self._randomised("actions", actions)
