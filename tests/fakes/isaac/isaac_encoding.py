@@ -38,7 +38,7 @@ def decode(obs: Any, mark: float = 0.0) -> Code:
     """
     codes = np.asarray(obs, dtype=np.float64)[:, :CODES] - mark
     if not np.array_equal(codes, np.rint(codes)):
-        raise ValueError("no codes of the task Encoded: %s" % codes[:1])
+        raise ValueError("no codes of the task Encoded, or observations and states mixed up: %s" % codes[:1])
     return Code(*codes.astype(np.int64).T)
 
 
