@@ -42,7 +42,7 @@ MODULES = {
 def bypass_packages() -> None:
     """Lets task modules be imported without the packages' own ``__init__``, which want hydra and much more."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(isaacgym.__file__)))
-    for name in ("isaacgymenvs", "isaacgymenvs.tasks"):
+    for name in ("isaacgymenvs", "isaacgymenvs.tasks", "bidexhands", "bidexhands.tasks"):
         module = types.ModuleType(name)
         module.__path__ = [os.path.join(folder, *name.split("."))]
         sys.modules[name] = module
@@ -59,6 +59,18 @@ def build(config: str, name: str = "", sim_device: str = "cpu:0", headless: bool
         add_needs()
     task = getattr(importlib.import_module("isaacgymenvs.tasks." + MODULES[name]), name)
     return task(cfg, "cpu", sim_device, -1, headless, False, True)
+
+
+def build_over(headless: bool = True, **env: Any) -> Any:
+    """ShadowHandOver of Bi-DexHands with four lanes."""
+    bypass_packages()
+    gymapi = importlib.import_module("isaacgym.gymapi")
+    cfg = CONFIGS["ShadowHandOver"]
+    cfg["env"].update(env)
+    params = gymapi.SimParams()
+    importlib.import_module("isaacgym.gymutil").parse_sim_config(cfg["sim"], params)
+    task = importlib.import_module("bidexhands.tasks.shadow_hand_over").ShadowHandOver
+    return task(cfg, params, gymapi.SIM_PHYSX, "cpu", 0, headless)
 
 
 def raises(error: Any, function: Callable[[], Any], said: str = "") -> None:
@@ -452,6 +464,35 @@ def case_noise_of_the_openai_variant() -> None:
     obs = steps(env, 1)[0]["obs"]
     assert obs[:, -20:].std() > 0.0
     assert env.gym.get_frame_count(env.sim) == 3, "20 Hz: three frames a step"
+
+
+def case_bidexhands_has_no_time_outs_and_returns_nothing() -> None:
+    """Its buffers are all there is; metrics are per lane."""
+    env = build_over(episodeLength=5, asymmetric_observations=True)
+    assert (env.num_obs, env.num_states, env.num_actions) == (398, 211, 40)
+    actions = torch.zeros(4, 40)
+    for index in range(5):
+        assert env.reset_buf.any() == (index == 0)
+        assert env.step(actions) is None
+    assert env.reset_buf.tolist() == [1] * 4 and env.progress_buf.tolist() == [5] * 4, "a step later than elsewhere"
+    assert "time_outs" not in env.extras and env.extras["successes"].shape == (4,)
+    before = env.obs_buf.clone()
+    env.step(actions)
+    assert env.progress_buf.tolist() == [1] * 4 and not torch.equal(before, env.obs_buf)
+
+
+def case_bidexhands_refuses_the_same() -> None:
+    """A viewer, a second sim, wrong actions; and its package needs more than its tasks."""
+    raises(RuntimeError, lambda: build_over(headless=False), "headless")
+    raises(RuntimeError, build_over, "new process")
+    base = importlib.import_module("bidexhands.tasks.hand_base.base_task")
+    base.EXISTING_SIM = None
+    env = build_over()
+    raises(RuntimeError, lambda: env.step(torch.zeros(4, 20)), "shape")
+    for name in [name for name in sys.modules if name.startswith("bidexhands")]:
+        del sys.modules[name]
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    raises(ImportError, lambda: importlib.import_module("bidexhands.tasks.shadow_hand_over"), "matplotlib")
 
 
 def case_unresolved_settings_are_refused() -> None:

@@ -51,6 +51,13 @@ def task_config(task: str, subtask: str = "", env: dict[str, Any] | None = None,
         return OmegaConf.to_container(config.task, resolve=True)
 
 
+def bidex_config(task: str, num_envs: int, **env: Any) -> dict[str, Any]:
+    """Settings of a task of Bi-DexHands, whose files refer to nothing."""
+    config = OmegaConf.to_container(OmegaConf.load(ISAAC / "bidexhands" / "cfg" / f"{task}.yaml"))
+    config["env"].update(env, numEnvs=num_envs)
+    return config
+
+
 @contextlib.contextmanager
 def resolvers() -> Iterator[None]:
     """The four resolvers of the package, for as long as they are needed: code under test may bring its own."""

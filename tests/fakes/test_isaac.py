@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.isaac import isaac_closed_form as form
-from tests.fakes.isaac_config import NEEDS, task_config, worker_environment
+from tests.fakes.isaac_config import NEEDS, bidex_config, task_config, worker_environment
 from tests.pythons import python_38
 
 SCRIPT = Path(__file__).with_name("isaac_cases.py")
@@ -30,6 +30,7 @@ def configurations():
     for task in ("AllegroKuka", "AllegroKukaTwoArms"):
         found[task] = task_config(task)
         found[task + "_regrasping"] = task_config(task, subtask="regrasping")
+    found["ShadowHandOver"] = bidex_config("ShadowHandOver", 4)
     found["AllegroKuka_throw"] = task_config("AllegroKuka", subtask="throw")
     return found
 

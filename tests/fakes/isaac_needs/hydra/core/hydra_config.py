@@ -1,5 +1,7 @@
 """No hydra application around: never initialised."""
 
+from typing import Any
+
 
 class HydraConfig:
     """Answers no."""
@@ -8,3 +10,8 @@ class HydraConfig:
     def initialized() -> bool:
         """Whether a hydra application runs."""
         return False
+
+    @staticmethod
+    def get() -> Any:
+        """Raises ValueError."""
+        raise ValueError("HydraConfig was not set")
