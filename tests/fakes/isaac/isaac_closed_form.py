@@ -4,9 +4,10 @@ Each active joint is a double integrator: with position x, velocity u (per contr
 
     u' = u + REACH a,    x' = x + u',    stopped (u' = 0) at x' = -LIMIT and LIMIT.
 
-The goal g of a joint is drawn from [-GOAL, GOAL]. Reward of a step: mean of
-1 / (1 + (e / WIDTH)^2) over the active joints with e = x' - g, plus a bonus for each success. A success is ``successSteps`` steps in a row with all joints within
-``successTolerance``; the goal is then drawn anew at the start of the next step, whose action did not know it.
+The goal g of a joint is uniform in [-GOAL, GOAL]. Reward of a step: the mean over the active joints of
+1 / (1 + (e / WIDTH)^2), with e = x' - g, plus a bonus for each success. A success is ``successSteps`` steps in a row
+with all joints within ``successTolerance``; the goal is then drawn anew at the start of the next step, whose action
+did not know it.
 
 REACH = 2 GOAL, so that the action (g - x - u) / REACH is at the goal one step after the goal was seen, from wherever
 an earlier goal has left the joint: the reward of such a step is 1, the most there is.

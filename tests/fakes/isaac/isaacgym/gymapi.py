@@ -63,6 +63,8 @@ class _Params:
 class PhysXParams(_Params):
     """Settings of PhysX."""
 
+    use_gpu: bool
+
     _fields = {
         "num_threads": 0,
         "solver_type": 1,

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict
 
-from isaacgym import gymapi  # noqa: F401
+from isaacgym import gymapi
+
+
+def parse_sim_config(config: Dict[str, Any], params: gymapi.SimParams) -> None:
+    """Puts the settings below ``sim`` of a task's file into ``params``; names that they do not have are left out."""
+    for name, value in config.items():
+        if name in ("dt", "substeps", "num_client_threads", "use_gpu_pipeline"):
+            setattr(params, name, value)
+    for name, value in config.get("physx", {}).items():
+        if name == "contact_collection":
+            value = gymapi.ContactCollection(value)
+        if hasattr(params.physx, name):
+            setattr(params.physx, name, value)
 
 
 def parse_arguments(*args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ def to_torch(
 
 
 # `np.float` is gone from numpy 1.24 on, and defaults are evaluated at import: the import then fails.
-def get_axis_params(value: float, axis: int, x: float = 0.0, dtype: Any = np.float, size: int = 3) -> Any:  # noqa: NPY001
+def get_axis_params(value: float, axis: int, x: float = 0.0, dtype: Any = np.float, size: int = 3) -> Any:  # type: ignore[attr-defined]  # noqa: NPY001
     """A vector of ``size`` with ``value`` at ``axis``."""
     vector = np.zeros((size,))
     vector[0] = x

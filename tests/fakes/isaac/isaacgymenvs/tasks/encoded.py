@@ -1,25 +1,15 @@
-"""A task whose numbers say where they come from, so that a test can tell whether a row was taken from its place.
-
-Observation columns 0 to 5: lane, episode, step in the episode (1 is the border row), control step of the simulation,
-goals drawn in this episode, and 1 where the step is the last of its episode. The last columns are the action as it was
-applied. ``states`` hold the same with 0.5 added to the six. Reward: (200 lane + episode) x 1000 + step, exact in
-float32 for up to 80 lanes, 200 episodes and 999 steps.
-"""
+"""A task whose numbers say where they come from, as told in ``isaac_encoding``: a test sees what came from where."""
 
 from __future__ import annotations
 
 from isaacgymenvs.tasks.shadow_hand import ShadowHand  # isort: skip  (isaacgym before torch)
+import isaac_encoding as encoding
 import torch
-
-EPISODES = 200
-STEPS = 1000
-CODES = 6
-#: Added to the six numbers of ``states``, to tell them from ``obs``.
-STATES_MARK = 0.5
 
 
 class Encoded(ShadowHand):
-    """Lane i falls in step 2 + (3 i + episode) % ``env.period`` of its episode, unless its time is up before.
+    """Lane i falls in step 2 + (3 i + episode) % ``env.period`` of its episode, unless its time is up before;
+    with ``env.period`` 0 never.
 
     A new goal is due every ``env.goalPeriod`` steps. Episodes of a lane count from 0.
     """
@@ -38,23 +28,23 @@ class Encoded(ShadowHand):
         self.goals[env_ids] += 1
 
     def _reset_lanes(self, env_ids: torch.Tensor) -> None:
-        self.goals[env_ids] = -1  # the reset draws one as well
         super()._reset_lanes(env_ids)
         self.goals[env_ids] = 0
         self.episode[env_ids] += 1
 
     def _falls(self) -> torch.Tensor:
-        return self.progress_buf == 2 + (3 * self.lane + self.episode) % self.period
+        return self.progress_buf == encoding.fall_step(self.lane, self.episode, self.period)
 
     def _write(self, buffer: torch.Tensor) -> None:
         late = self.progress_buf >= self.max_episode_length - 1
         step = torch.full_like(self.lane, self.control_steps + 1)
         codes = [self.lane, self.episode, self.progress_buf, step, self.goals, self._falls() | late]
-        mark = STATES_MARK if buffer is self.states_buf else 0.0
-        buffer[:, :CODES] = torch.stack([code.float() for code in codes], dim=-1) + mark
+        mark = encoding.STATES_MARK if buffer is self.states_buf else 0.0
+        buffer.zero_()
+        buffer[:, : encoding.CODES] = torch.stack([code.float() for code in codes], dim=-1) + mark
         buffer[:, -self.num_actions :] = self.actions
 
     def compute_reward(self) -> None:
-        """The code of the row; reward and observation of a step belong together."""
-        reward = (EPISODES * self.lane + self.episode) * STEPS + self.progress_buf
+        """The code of the row; reward and next observation of a step belong together."""
+        reward = encoding.reward_of(self.lane, self.episode, self.progress_buf)
         self._finish(reward.float(), self.progress_buf % self.goal_period == 0, self._falls())

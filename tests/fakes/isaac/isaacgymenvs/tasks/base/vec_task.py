@@ -179,8 +179,8 @@ class VecTask(Env):
 
     def allocate_buffers(self) -> None:
         """The tensors that are kept for the life of the task and partly handed out as they are."""
-        floats = {"dtype": torch.float, "device": self.device}
-        longs = {"dtype": torch.long, "device": self.device}
+        floats: Dict[str, Any] = {"dtype": torch.float, "device": self.device}
+        longs: Dict[str, Any] = {"dtype": torch.long, "device": self.device}
         self.obs_buf = torch.zeros((self.num_envs, self.num_obs), **floats)
         self.states_buf = torch.zeros((self.num_envs, self.num_states), **floats)
         self.rew_buf = torch.zeros(self.num_envs, **floats)
@@ -223,7 +223,7 @@ class VecTask(Env):
         """Does nothing without a viewer."""
 
     def step(self, actions: torch.Tensor) -> Tuple[Dict[str, torch.Tensor], torch.Tensor, torch.Tensor, Dict[str, Any]]:
-        """One control step: the same ``obs_dict`` and ``extras`` objects each time, reward and done as they are kept."""
+        """One control step: the same ``obs_dict`` and ``extras`` objects each time, reward and done themselves."""
         self._check_actions(actions)
         self._before_step()
         actions = self._randomised("actions", actions)

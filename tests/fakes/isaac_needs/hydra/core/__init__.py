@@ -1,0 +1,1 @@
+"""Modules that others import by name."""
