@@ -121,7 +121,7 @@ class NoveltyBonus(UpdateCallback):
             raise ConfigError("NoveltyBonus looks at observations, not at images, which this task has; leave it out")
         ranks = ranks_of(trainer)
         networks = self._prepare(batch.next_obs.shape[-1], batch.next_obs.device, ranks)
-        networks.moments.update(batch.moments)
+        networks.moments.update(batch.obs_moments)
         networks.moments.write_to(networks.normalizer)
         bonus = torch.zeros(batch.next_obs.shape[:-1], device=batch.next_obs.device)
         # Full precision whatever the trainer's: the errors are small differences.

@@ -556,7 +556,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.initial_replay is not None and not self.initial_replay.startswith(MINARI):
             replay += self._initial().stored * layout.row_bytes
         pixels = layout.image_size * (2 if layout.has_arena else 1)  # besides those in the rows
-        batch = self.updates_per_step * self.batch_size * (layout.row_bytes + 4 * layout.obs_size + pixels)
+        batch = self.updates_per_step * self.batch_size * (layout.row_bytes + 4 * layout.final_size + pixels)
         has_processes = self.mode == "overlapped"
         base, per_lane = self._process_bytes
         estimate = MemoryEstimate(
@@ -778,6 +778,7 @@ class ReplayDataModule(pl.LightningDataModule):
             past,
             self._is_resumed,
             device,
+            module.sees_states,
         )
         if self._prefetches(module.device):
             self._prefetcher = Prefetcher(self._draw)
@@ -1290,7 +1291,8 @@ class ReplayDataModule(pl.LightningDataModule):
         return batch
 
     def _agreed(self, batch: ReplayBatch | None) -> ReplayBatch | None:
-        limiter, size = self.limiter, self.layout(self.spec).obs_size if self.spec is not None else 0
+        assert self.memory is not None
+        limiter, size = self.limiter, self.memory.seen_size
         count, mean, squares = (0.0, np.zeros(size), np.zeros(size)) if batch is None else batch.moments
         stops = 0 if batch is not None else self.stop_number() or STOP_WITHOUT_SIGNAL
         ends = self._wants_end or self._has_finished

@@ -28,6 +28,8 @@ class Learner(pl.LightningModule):
     """A module with several optimisers whose losses and episodes are logged over environment steps."""
 
     policy: Policy
+    #: Whether batches are to hold the states of a task beside its observations.
+    sees_states = False
     _optimizer_names: list[str]
 
     def __init__(self) -> None:

@@ -16,6 +16,11 @@ from torch import Tensor
 from claw_lightning.replay import ReplayBatch
 
 
+def beside(obs: Tensor, states: Tensor | None) -> Tensor:
+    """Observations [..., O] and their states side by side, [..., O + S]; observations alone without states."""
+    return obs if states is None else torch.cat((obs, states), -1)
+
+
 @dataclass
 class Minibatch:
     """Transitions (s, o, a, r, s'), and of what came before them.
@@ -39,6 +44,8 @@ class Minibatch:
         raw_obs: [B, O] as the simulator gave it, for a teacher with a normaliser of its own; else None.
         image: [B, C, H, W] uint8 beside ``obs``, and likewise ``next_image``; None without images, and once ``obs`` and
             ``next_obs`` hold their features (:meth:`OptionCritic.perceived`).
+        states: [B, S] normalised states that critics see beside ``obs``, and likewise ``next_states``; None where
+            critics see what policies see.
     """
 
     obs: Tensor
@@ -59,19 +66,38 @@ class Minibatch:
     raw_obs: Tensor | None = None
     image: Tensor | None = None
     next_image: Tensor | None = None
+    states: Tensor | None = None
+    next_states: Tensor | None = None
 
     @classmethod
-    def of(cls, batch: ReplayBatch, normalizer: Callable[[Tensor], Tensor], reward: Tensor, options: bool) -> Minibatch:
+    def of(
+        cls, batch: ReplayBatch, normalizer: Callable[[Tensor], Tensor], reward: Tensor, options: bool,
+        states_normalizer: Callable[[Tensor], Tensor] | None = None,
+    ) -> Minibatch:  # fmt: skip
         """All updates of a replay batch, [U, ...]; ``reward`` is what is learned from."""
         made = cls(
             normalizer(batch.obs), batch.action, batch.option, reward, batch.terminated, normalizer(batch.next_obs),
             valid=batch.valid, importance=batch.weights, image=batch.image, next_image=batch.next_image,
         )  # fmt: skip
+        if states_normalizer is not None:
+            assert batch.states is not None
+            assert batch.next_states is not None
+            made.states, made.next_states = states_normalizer(batch.states), states_normalizer(batch.next_states)
         if options or batch.valid is not None:
             made.first, made.previous = batch.first, batch.previous_option
             made.switched, made.age = batch.switched, batch.option_age
             made.log_prob_action, made.log_prob_option = batch.log_prob_action, batch.log_prob_option
         return made
+
+    @property
+    def judged(self) -> Tensor:
+        """What critics see of s: [B, O], with states [B, O + S]."""
+        return beside(self.obs, self.states)
+
+    @property
+    def next_judged(self) -> Tensor:
+        """What critics see of s': [B, O], with states [B, O + S]."""
+        return beside(self.next_obs, self.next_states)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Minibatch:
         """Apply to every tensor."""

@@ -1,6 +1,7 @@
 """OptionCritic: the update schedule. The equations are in losses.py, the acting networks in rollout/networks.py.
 
-Shapes: U updates per training_step, B batch, L steps of a segment, O observation, A action, K options, C critics.
+Shapes: U updates per training_step, B batch, L steps of a segment, O observation, S states, A action, K options, C
+critics.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.envs.base import EnvSpec
 from claw_lightning.rollout.networks import NetworkBlock, NetworkError, Policy, make_network
 from claw_lightning.rollout.noise import linear_decay
-from claw_lightning.rollout.normalizer import RunningMoments
+from claw_lightning.rollout.normalizer import Normalizer, RunningMoments
 from claw_lightning.settings import Distillation, Diversity, PolicyGradient, check_settings, needs_own_actions
 from claw_lightning.strategy import check_strategy
 from claw_lightning.updates import policy_gradient
@@ -131,6 +132,8 @@ class OptionCritic(Learner):
         image_features: numbers into which an encoder turns the image of a task that has images. The critics' loss alone
             trains it; all networks see its features beside the observation.
         image_shift: pixels by which images are shifted at random in learning (DrQ); 0: none.
+        critic_input: what critics see: ``obs``, what policies see; ``states``, the task's privileged states beside it
+            (an asymmetric critic: workers never need them); ``auto``: with states where the task has them.
         layer_norm: layer normalisation in the critics.
         num_critics: C; the smallest of them is the target's value. 1 for DDPG.
         critic_atoms: Z of categorical critics over ``value_range``; 0: critics of the expected value.
@@ -203,6 +206,7 @@ class OptionCritic(Learner):
         policy_average: float = 0.0,
         image_features: int = 50,
         image_shift: int = 0,
+        critic_input: Literal["auto", "obs", "states"] = "auto",
         layer_norm: bool = False,
         num_critics: int = 2,
         critic_atoms: int = 0,
@@ -254,6 +258,7 @@ class OptionCritic(Learner):
         self._errors: list[Tensor] | None = None
         self._optimizer_names, self._rates = [], list[float]()
         self._rates_before: dict[str, float] | None = None  # learning rates of the checkpoint that a run goes on from
+        self.option_critic: nn.Module | None = None
         self._teacher: tuple[Policy, ...] = ()  # in a tuple: frozen, and no part of checkpoints
 
     @property
@@ -328,14 +333,20 @@ class OptionCritic(Learner):
         if spec.image_shape is not None:
             self._check_image_shift(spec)
             self.policy_settings.update(image_shape=list(spec.image_shape), image_features=h.image_features)
+        self._choose_critic_input(spec)
         self.policy = Policy(**self.policy_settings)
         self.policy.switch_cost.fill_(h.deliberation_cost)
         self.moments = RunningMoments(spec.obs_size)
+        if self.sees_states:
+            self.states_moments = RunningMoments(spec.states_size)
+            self.states_normalizer = Normalizer(
+                spec.states_size, h.obs_clip if h.normalize_observations else float("inf")
+            )
         self.log_temperature: nn.Parameter | None = None
         if self.policy_gradient is None:
             self._build_critics(spec, action_size)
         else:
-            self.target_option_value = Policy(**self.policy_settings).option_value
+            self._build_option_critic()
         if self.policy.encoder is not None:
             self.target_encoder = Policy(**self.policy_settings).encoder
         for online, target in self.target_pairs:
@@ -352,6 +363,40 @@ class OptionCritic(Learner):
             self.average = self._frozen_copy()
         self._bind()
 
+    def _choose_critic_input(self, spec: EnvSpec) -> None:
+        wanted = self.settings.critic_input
+        if wanted == "states" and spec.states_size == 0:
+            raise ConfigError(
+                f"model.critic_input is states, but task {spec.task} has none; use obs or auto, or an adapter that "
+                "delivers states"
+            )
+        self.sees_states = spec.states_size > 0 and wanted != "obs"
+
+    def _build_option_critic(self) -> None:
+        """Values of options that learn from returns: the policy's own, or with states a network that stays here."""
+        if not self.sees_states:
+            self.target_option_value = Policy(**self.policy_settings).option_value
+            return
+        h = self.settings
+        sizes = [self.critic_input_size, *h.option_hidden_sizes, h.num_options]
+        self.option_critic, self.target_option_value = (
+            make_network(h.network, sizes, h.activation, 0.01, h.init) for _ in range(2)
+        )
+
+    @property
+    def critic_input_size(self) -> int:
+        """Numbers that critics take: those of the policies, and S with states."""
+        assert self.spec is not None
+        return self.policy.input_size + (self.spec.states_size if self.sees_states else 0)
+
+    @property
+    def value_network(self) -> tuple[nn.Module, str]:
+        """What learns values of options from returns (``policy_gradient``), and the name of its optimiser."""
+        if self.option_critic is not None:
+            return self.option_critic, "critic"
+        assert self.policy.option_value is not None
+        return self.policy.option_value, "option_value"
+
     def _check_image_shift(self, spec: EnvSpec) -> None:
         shift, shape = self.settings.image_shift, spec.image_shape
         if shape is not None and shift >= min(shape[1:]):
@@ -365,8 +410,8 @@ class OptionCritic(Learner):
         def make_critic() -> TwinCritic | DiscreteCritic:
             common = (h.num_options, h.hidden_sizes, h.activation, h.layer_norm, h.init, h.num_critics)
             if spec.num_actions > 0:
-                return DiscreteCritic(self.policy.input_size, action_size, *common, h.network)
-            return TwinCritic(self.policy.input_size, action_size, *common, h.critic_atoms, h.value_range, h.network)
+                return DiscreteCritic(self.critic_input_size, action_size, *common, h.network)
+            return TwinCritic(self.critic_input_size, action_size, *common, h.critic_atoms, h.value_range, h.network)
 
         self.critic, self.target_critic = make_critic(), make_critic()
         self.target_actor: nn.Module | None = None
@@ -409,9 +454,8 @@ class OptionCritic(Learner):
         """(online, target) networks that a target-update callback averages."""
         pairs: list[tuple[nn.Module, nn.Module]] = []
         if self.policy_gradient is not None:
-            assert self.policy.option_value is not None
             assert self.target_option_value is not None
-            pairs.append((self.policy.option_value, self.target_option_value))
+            pairs.append((self.value_network[0], self.target_option_value))
         else:
             pairs.append((self.critic, self.target_critic))
             if self.target_actor is not None:
@@ -453,6 +497,8 @@ class OptionCritic(Learner):
         groups: list[tuple[str, list[nn.Parameter], float]] = []
         if self.policy_gradient is None:
             groups.append(("critic", list(self.critic.parameters()), h.critic_lr))
+        elif self.option_critic is not None:
+            groups.append(("critic", list(self.option_critic.parameters()), h.critic_lr))
         if h.num_options > 1:
             assert policy.option_policy is not None
             assert policy.termination is not None
@@ -494,9 +540,9 @@ class OptionCritic(Learner):
             callback.on_batch_sampled(self.trainer, self, batch)
         self.env_steps = batch.env_steps
         if h.normalize_observations:
-            self.moments.update(batch.moments)
-            self.moments.write_to(self.policy.normalizer)
-        stacked = Minibatch.of(batch, self.policy.normalizer, self.reward(batch), h.num_options > 1)
+            self.update_moments(batch)
+        states = self.states_normalizer if self.sees_states else None
+        stacked = Minibatch.of(batch, self.policy.normalizer, self.reward(batch), h.num_options > 1, states)
         if self.distillation.kind == "teacher":
             stacked.raw_obs = batch.obs
         self.schedule_rates()
@@ -517,6 +563,14 @@ class OptionCritic(Learner):
         self.log_training()
         if self.trainer.datamodule.finished:  # type: ignore[attr-defined]
             end_run(self.trainer)
+
+    def update_moments(self, batch: ReplayBatch) -> None:
+        """Count what arrived into the running normalisation: observations for all, states for the critics alone."""
+        self.moments.update(batch.obs_moments)
+        self.moments.write_to(self.policy.normalizer)
+        if self.sees_states:
+            self.states_moments.update(batch.states_moments)
+            self.states_moments.write_to(self.states_normalizer)
 
     def schedule_rates(self) -> None:
         """Learning rates as they are due after so many environment steps."""
@@ -597,13 +651,13 @@ class OptionCritic(Learner):
                 self.record("reward/intrinsic", intrinsic)
         return reward
 
-    def option_values(self, obs: Tensor) -> Tensor:
-        """Q_Omega(s, .) as the options' losses use it, [B, O] -> [B, K], without gradient."""
+    def option_values(self, judged: Tensor) -> Tensor:
+        """Q_Omega(s, .) as the options' losses use it, without gradient: [B, J] -> [B, K], J what critics see."""
         if self.policy_gradient is None:
-            return self.next_values.options(obs)
+            return self.next_values.options(judged)
         assert self.target_option_value is not None
         with torch.no_grad():
-            return self.target_option_value(obs).float()
+            return self.target_option_value(judged).float()
 
     @torch.no_grad()
     def move_average(self) -> None:
@@ -687,6 +741,7 @@ class OptionCritic(Learner):
             "updates": self.updates,
             "env_steps": self.env_steps,
             "policy": self.policy_settings,
+            "critic_input": "states" if self.sees_states else "obs",
             "groups": {name: None if group is None else asdict(group) for name, group in self.groups.items()},
             "rates": dict(zip(self._optimizer_names, self._rates, strict=True)),
             "means": {"sums": dict(self._sums), "counts": dict(self._counts)},  # up to the next logging step
@@ -702,6 +757,8 @@ class OptionCritic(Learner):
             if value.is_floating_point() and not value.isfinite().all():
                 raise ConfigError(f"ckpt_path: {name} of the checkpoint is not finite; take an older one")
         if self.spec is None:
+            # Of a checkpoint from before there was a choice, critics see what policies see.
+            self.hparams["critic_input"] = stored.get("critic_input", "obs")
             for name, values in stored.get("groups", {}).items():
                 setattr(self, name, None if values is None else GROUPS[name](**values))
             self.build(spec)
@@ -752,7 +809,7 @@ class OptionCritic(Learner):
         """Refuse a checkpoint of another task or of networks of another shape, naming both."""
         assert self.spec is not None
         pairs = [(f"task {spec.task}", f"task {self.spec.task}")] if spec.task != self.spec.task else []
-        for name in ("obs_size", "action_size", "image_shape"):
+        for name in ("obs_size", "action_size", "image_shape", *(("states_size",) if self.sees_states else ())):
             if getattr(spec, name) != getattr(self.spec, name):
                 pairs.append((f"{name} {getattr(spec, name)}", f"{name} {getattr(self.spec, name)}"))
         stored = checkpoint.get("hyper_parameters", {})
@@ -762,6 +819,9 @@ class OptionCritic(Learner):
             theirs, ours = stored.get(name, self.settings[name]), self.settings[name]
             if (list(theirs) != list(ours)) if isinstance(ours, (list, tuple)) else theirs != ours:
                 pairs.append((f"model.{name} {theirs}", f"model.{name} {ours}"))
+        critics = [checkpoint["claw"].get("critic_input", "obs"), "states" if self.sees_states else "obs"]
+        if critics[0] != critics[1]:
+            pairs.append((f"model.critic_input {critics[0]}", f"model.critic_input {critics[1]}"))
         averages = [float(rate) > 0 for rate in (stored.get("policy_average", 0.0), self.settings.policy_average)]
         if averages[0] != averages[1]:
             pairs.append((f"model.policy_average {stored.get('policy_average', 0.0)}",

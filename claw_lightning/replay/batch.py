@@ -23,7 +23,7 @@ from claw_lightning.rollout.ring import (
 )
 
 #: Attributes of a batch that move to a device.
-TENSORS = ("rows", "next_obs", "valid", "weights", "next_images", "images")
+TENSORS = ("rows", "next_obs", "valid", "weights", "next_images", "images", "next_states")
 
 
 @dataclass
@@ -38,7 +38,7 @@ class ReplayBatch:
         next_obs: [U, B, O] or [U, B, L, O] raw true next observations.
         layout: where each field lies in a row.
         moments: count, mean and squared deviations of the observations that arrived since the last batch, for the
-            running normalisation.
+            running normalisation; with next states those of observations and states side by side, [O + S].
         env_steps: environment steps inserted so far.
         valid: [U, B, L] bool, which steps of a segment belong to it; a prefix of at least one step. The numbers of the
             other steps are finite: zero, but for the observation of the first of them. None for single rows.
@@ -47,6 +47,7 @@ class ReplayBatch:
             None.
         next_images: [U, B, bytes] or [U, B, L, bytes] uint8 pixels that go with ``next_obs``; None without images.
         images: likewise with the observations, where the rows hold them compressed; else None.
+        next_states: [U, B, S] or [U, B, L, S] states that go with ``next_obs``; None where critics see none.
     """
 
     rows: Tensor
@@ -59,6 +60,7 @@ class ReplayBatch:
     places: Places | None = None
     next_images: Tensor | None = None
     images: Tensor | None = None
+    next_states: Tensor | None = None
 
     def to(self, device: torch.device | str, **kwargs: Any) -> ReplayBatch:
         """Copy to a device (called by Lightning); the batch itself if it is there already."""
@@ -128,6 +130,23 @@ class ReplayBatch:
     def obs(self) -> Tensor:
         """[U, B, O] or [U, B, L, O] raw observations."""
         return self.field("obs")
+
+    @property
+    def obs_moments(self) -> Moments:
+        """The part of :attr:`moments` that is of the observations, [O]."""
+        count, mean, squares = self.moments
+        return count, mean[: self.layout.obs_size], squares[: self.layout.obs_size]
+
+    @property
+    def states_moments(self) -> Moments:
+        """The part of :attr:`moments` that is of the states, [S]; [0] without next states."""
+        count, mean, squares = self.moments
+        return count, mean[self.layout.obs_size :], squares[self.layout.obs_size :]
+
+    @property
+    def states(self) -> Tensor | None:
+        """[U, B, S] or [U, B, L, S] raw states beside :attr:`obs`; None where critics see none."""
+        return None if self.next_states is None else self.field("states")
 
     @property
     def action(self) -> Tensor:

@@ -45,7 +45,8 @@ class Hindsight:
 class Relabeller:
     """Gives samples other goals, and the reward that belongs to them.
 
-    The goal of a sample is replaced in its observation and in its next one, and its reward by
+    The goal of a sample is replaced in its observation and in its next one, in its states where they show it too
+    (``EnvSpec.desired_goal_in_states``), and its reward by
     ``reward(achieved goal of the next observation, new goal)``. Hence it does not matter on which side the simulator
     shows a goal that changes within an episode (``EnvSpec.goal_in_reward``): a relabelled sample has one goal.
     All steps of a segment get the same one. Ends stay where they were: a task that terminates on success gives
@@ -69,6 +70,11 @@ class Relabeller:
             )
         self.hindsight, self.spec, self.reward, self.rings = hindsight, spec, reward, list(rings)
         self.achieved, self.desired = slice(*spec.achieved_goal), slice(*spec.desired_goal)
+        #: Words of a row where its states show the goal once more, or None.
+        self.desired_in_states: slice | None = None
+        if spec.desired_goal_in_states is not None:
+            start, stop = spec.desired_goal_in_states
+            self.desired_in_states = slice(spec.obs_size + start, spec.obs_size + stop)
         self.episodes = EpisodeIndex(rings)
         #: Of each ring, [T, N] int32: what :meth:`choose` looks at. A memory that draws from mirrors puts theirs here.
         self.flags = [ring.layout.view(ring.rows, "flags") for ring in self.rings]
@@ -162,6 +168,8 @@ class Relabeller:
     def apply(self, ring: int, index: np.ndarray, goals: np.ndarray, rows: np.ndarray, next_obs: np.ndarray) -> None:
         """Write goals [m, G] and rewards into samples ``index`` of rows [M, L, W] and next_obs [M, L, O], in place.
 
+        Next states may lie behind next observations, [M, L, O + S].
+
         Goals that are not finite (of a quarantined row) are left out.
         """
         fine = np.isfinite(goals).all(axis=1)
@@ -170,4 +178,8 @@ class Relabeller:
         goals = np.broadcast_to(goals[:, None], (len(goals), rows.shape[1], goals.shape[1]))
         view(rows, "obs")[index, :, self.desired] = goals
         next_obs[index, :, self.desired] = goals
+        if self.desired_in_states is not None:
+            rows[index, :, self.desired_in_states] = goals
+            if next_obs.shape[-1] >= self.desired_in_states.stop:
+                next_obs[index, :, self.desired_in_states] = goals
         view(rows, "reward")[index] = self.reward(next_obs[index, :, self.achieved], goals)

@@ -201,6 +201,7 @@ class ReplayMemory:
         counted: whether the observations of the past were counted into the moments already.
         device: keep all rows there as well (:class:`ResidentReplay`) and gather batches there; None: on the host. The
             same seed and calls give the same batches to the bit, as long as nobody writes during a call.
+        with_states: give batches the next states, and moments of states; only of tasks that have them.
 
     Attributes:
         rings: those of the workers, then those of the past.
@@ -219,15 +220,19 @@ class ReplayMemory:
         past: Sequence[LaneRing] = (),
         counted: bool = False,
         device: torch.device | None = None,
+        with_states: bool = False,
     ) -> None:
         self.written, self.rings = list(rings), [*rings, *past]
         self.layout = rings[0].layout
+        self.with_states = with_states
+        #: Numbers at the beginning of a row that are read of a successor, and whose moments are told.
+        self.seen_size = self.layout.final_size if with_states else self.layout.obs_size
         self.rng = np.random.default_rng(seed)
         self.sampler, self.relabeller = sampler or Uniform(), relabeller
         self.sampler.bind(self.rings, num_options)
         flat = [ring.rows.reshape(-1, self.layout.words) for ring in self.rings]
         self._flat = [torch.from_numpy(rows) for rows in flat]
-        self._flat_obs = [rows[:, : self.layout.obs_size] for rows in self._flat]
+        self._flat_seen = [rows[:, : self.seen_size] for rows in self._flat]
         self._flags = [self.layout.view(rows, "flags") for rows in flat]
         self.resident = ResidentReplay(self.rings, device) if device is not None else None
         if self.resident is not None:
@@ -335,16 +340,21 @@ class ReplayMemory:
             drawn.blank()
         moments = self._moments(progress)
         self.last_draw = progress.draw()
+        next_obs = drawn.next_obs.view(*shape, self.seen_size)
+        images = (drawn.next_images, drawn.images)
+        pixels = [None if x is None else x.view(*shape, self.layout.image_size) for x in images]
         return ReplayBatch(
             drawn.rows.view(*shape, self.layout.words),
-            drawn.next_obs.view(*shape, self.layout.obs_size),
+            next_obs[..., : self.layout.obs_size],
             self.layout,
             moments,
             self._inserted(progress.heads),
             self._sent(drawn.valid.numpy()).view(shape) if length > 1 else None,
             None if places.weight is None else self._sent(places.weight).view(num_updates, batch_size),
             places if self.sampler.wants_errors else None,
-            *(None if x is None else x.view(*shape, self.layout.image_size) for x in (drawn.next_images, drawn.images)),
+            next_images=pixels[0],
+            images=pixels[1],
+            next_states=next_obs[..., self.layout.obs_size :] if self.with_states else None,
         )
 
     def _fill(self, drawn: Segments, progress: _Progress) -> Places | None:
@@ -385,7 +395,8 @@ class ReplayMemory:
         return Stored(spans, [ring.num_lanes for ring in self.rings], env_steps, self.updates)
 
     def _empty(self, count: int, length: int) -> Segments:
-        return Segments.empty(count, length, self.layout, None if self.resident is None else self.resident.device)
+        device = None if self.resident is None else self.resident.device
+        return Segments.empty(count, length, self.layout, device, self.with_states)
 
     def _sent(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values) if self.resident is None else self.resident.send(values)
@@ -493,7 +504,7 @@ class ReplayMemory:
             torch.index_select(flat, 0, torch.from_numpy(index.ravel()), out=got.whole.view(-1, self.layout.words))
         else:
             torch.index_select(flat, 0, torch.from_numpy(index[:, 0].copy()), out=got.rows.squeeze(1))
-            torch.index_select(self._flat_obs[ring_index], 0, torch.from_numpy(after), out=got.next_obs.squeeze(1))
+            torch.index_select(self._flat_seen[ring_index], 0, torch.from_numpy(after), out=got.next_obs.squeeze(1))
         if self._pixels:
             assert got.next_images is not None
             got.next_images[:, :-1] = torch.from_numpy(view(got.rows.numpy(), "image"))[:, 1:]
@@ -531,11 +542,11 @@ class ReplayMemory:
 
         They were chosen by what was noted of them, which stands as long as they are intact.
         """
-        ring, flat, flat_obs = self.rings[ring_index], self._flat[ring_index], self._flat_obs[ring_index]
+        ring, flat, flat_seen = self.rings[ring_index], self._flat[ring_index], self._flat_seen[ring_index]
         index = self._index(ring_index, begin, lanes)
         after = torch.from_numpy(_after(index, ring))
         torch.index_select(flat, 0, torch.from_numpy(index), out=got.rows.squeeze(1))
-        torch.index_select(flat_obs, 0, after, out=got.next_obs.squeeze(1))
+        torch.index_select(flat_seen, 0, after, out=got.next_obs.squeeze(1))
         goals = self._goals(ring_index, begin, lanes, oldest)
         head = progress.check(ring_index)
         self._relabel(ring_index, goals, head, got)
@@ -600,7 +611,7 @@ class ReplayMemory:
         ring = self.rings[ring_index]
         wanted = ((flags & HAS_FINAL) != 0) & fine
         index = self.layout.view(got.rows.numpy(), "final_index").astype(np.int64)
-        got.next_obs.numpy()[wanted] = ring.finals[index[wanted] % ring.num_finals]
+        got.next_obs.numpy()[wanted] = ring.finals[index[wanted] % ring.num_finals, : self.seen_size]
         return ~wanted | ring.finals_intact(index, progress.check_finals(ring_index))
 
     def _follow(self, progress: _Progress) -> None:
@@ -652,13 +663,13 @@ class ReplayMemory:
             for start, stop in _pieces(first, head, ring.num_steps):
                 rows = ring.rows[start:stop].reshape(-1, self.layout.words)
                 fine = np.flatnonzero((self.layout.view(rows, "flags") & QUARANTINED) == 0)
-                copied.append((first + fine // ring.num_lanes, self.layout.view(rows, "obs")[fine]))
+                copied.append((first + fine // ring.num_lanes, rows[:, : self.seen_size][fine]))
                 first += stop - start
             check = progress.check_moments(i)
             for steps, observations in copied:
                 lost = len(steps) - np.count_nonzero(ring.intact(steps, check))  # the oldest, hence the first of them
                 found.append(batch_moments(observations[lost:]))
-        return merged_moments(found, self.layout.obs_size)
+        return merged_moments(found, self.seen_size)
 
 
 def _pieces(first: int, last: int, size: int) -> list[tuple[int, int]]:

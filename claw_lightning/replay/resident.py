@@ -34,7 +34,7 @@ class Mirror:
 
     Attributes:
         rows: [T x N, W] float32 on the device.
-        finals: [F, O] float32 on the device; F is 0 without a side table.
+        finals: [F, O + S] float32 on the device; F is 0 without a side table.
         flags: [T x N] int32 on the host.
         final_index: [T x N] int32 on the host; empty without a side table.
     """
@@ -43,7 +43,7 @@ class Mirror:
         self.ring, self.device = ring, device
         size, layout = ring.num_steps * ring.num_lanes, ring.layout
         self.rows = torch.empty(size, layout.words, device=device)
-        self.finals = torch.empty(ring.num_finals, layout.obs_size, device=device)
+        self.finals = torch.empty(ring.num_finals, layout.final_size, device=device)
         self.flags = np.zeros(size, np.int32)
         self.final_index = np.zeros(size if layout.has_finals else 0, np.int32)
         self._head = self._written = 0
@@ -66,7 +66,7 @@ class Mirror:
             self.flags[own] = view(staged, "flags")
             if len(self.final_index):
                 self.final_index[own] = view(staged, "final_index")
-        most = max(1, STAGED_BYTES // max(1, 4 * ring.layout.obs_size))
+        most = max(1, STAGED_BYTES // max(1, 4 * ring.layout.final_size))
         for start, stop in _slices(max(self._written, written - ring.num_finals), written, ring.num_finals, most):
             self._upload(ring.finals[start:stop], self.finals[start:stop])
         self._head, self._written = head, written
@@ -137,7 +137,7 @@ class ResidentReplay:
             written: final observations, of :meth:`synchronise`.
             within_option: see :func:`connected`.
         """
-        mirror, obs_size, length = self.mirrors[ring_index], self.layout.obs_size, got.rows.shape[1]
+        mirror, seen, length = self.mirrors[ring_index], got.next_obs.shape[-1], got.rows.shape[1]
         ring = mirror.ring
         steps = begin[:, None] + np.arange(length + 1)
         index = steps % ring.num_steps * ring.num_lanes + lanes[:, None]
@@ -147,7 +147,7 @@ class ResidentReplay:
             torch.index_select(mirror.rows, 0, places.view(-1), out=got.whole.view(-1, self.layout.words))
         else:
             torch.index_select(mirror.rows, 0, places[:, 0].contiguous(), out=got.rows.squeeze(1))
-            torch.index_select(mirror.rows[:, :obs_size], 0, after, out=got.next_obs.squeeze(1))
+            torch.index_select(mirror.rows[:, :seen], 0, after, out=got.next_obs.squeeze(1))
         if got.next_images is not None:
             got.next_images[:, :-1] = self._pixels(got.rows[:, 1:])
             got.next_images[:, -1] = self._pixels(mirror.rows).index_select(0, after)
@@ -160,7 +160,7 @@ class ResidentReplay:
             entry = mirror.final_index[index[:, :-1]].astype(np.int64)
             sample, step = (self.send(where) for where in np.nonzero(wanted))
             finals = mirror.finals.index_select(0, self.send(entry[wanted] % ring.num_finals))
-            got.next_obs[sample, step] = finals
+            got.next_obs[sample, step] = finals[:, :seen]
             fine &= ~wanted | ring.finals_intact(entry, written)
         got.valid.copy_(torch.from_numpy(connected(fine, flags[:, :-1], within_option)))
 
@@ -218,6 +218,10 @@ class ResidentReplay:
         shown = goals.index_select(0, self.send(fine))[:, None].expand(-1, length, -1)
         got.rows[at, :, offset + desired.start : offset + desired.stop] = shown
         got.next_obs[at, :, desired] = shown
+        if (again := relabeller.desired_in_states) is not None:  # of rows and of what follows them, behind all of obs
+            got.rows[at, :, again] = shown
+            if got.next_obs.shape[-1] >= again.stop:
+                got.next_obs[at, :, again] = shown
         got.rows[at, :, self.layout.span("reward")[0]] = self.send(rewards)
 
     def _pixels(self, rows: Tensor) -> Tensor:

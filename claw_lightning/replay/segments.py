@@ -14,6 +14,8 @@ from claw_lightning.rollout.ring import FIRST, SWITCHED, TERMINATED, TRUNCATED, 
 class Segments(NamedTuple):
     """Segments of consecutive rows while they are drawn: rows [M, L, W], next_obs [M, L, O], valid [M, L] bool.
 
+    With next states, next_obs is [M, L, O + S]: both lie side by side in a row, and are gathered as one.
+
     Of tasks with images also next_images [M, L, bytes] uint8, and images likewise where the rows hold them compressed.
     ``valid`` always lies in the host's memory: it is computed there. Of segments of several rows, rows and next_obs
     are views of ``whole`` [M, L + 1, W], into which the rows and their successor are gathered at once: what follows a
@@ -28,8 +30,11 @@ class Segments(NamedTuple):
     whole: Tensor | None = None
 
     @classmethod
-    def empty(cls, count: int, length: int, layout: RowLayout, device: torch.device | None = None) -> Segments:
-        """Uninitialised room for ``count`` segments, in the host's memory or on a device."""
+    def empty(
+        cls, count: int, length: int, layout: RowLayout, device: torch.device | None = None, with_states: bool = False
+    ) -> Segments:
+        """Uninitialised room for ``count`` segments, in the host's memory or on a device; or with next states."""
+        seen = layout.final_size if with_states else layout.obs_size
         valid = torch.empty(count, length, dtype=torch.bool)
 
         def pixels(wanted: object) -> Tensor | None:
@@ -40,10 +45,10 @@ class Segments(NamedTuple):
         whole: Tensor | None = None
         if length > 1:
             whole = torch.empty(count, length + 1, layout.words, device=device)
-            rows, next_obs = whole[:, :-1], whole[:, 1:, : layout.obs_size]
+            rows, next_obs = whole[:, :-1], whole[:, 1:, :seen]
         else:
             rows = torch.empty(count, 1, layout.words, device=device)
-            next_obs = torch.empty(count, 1, layout.obs_size, device=device)
+            next_obs = torch.empty(count, 1, seen, device=device)
         return cls(rows, next_obs, valid, pixels(layout.image_size), pixels(layout.has_arena), whole)
 
     def put(self, where: np.ndarray, part: Segments) -> None:
@@ -54,16 +59,17 @@ class Segments(NamedTuple):
     def blank(self) -> None:
         """Set the numbers of invalid steps to zero: a loss masks by multiplication, and 0 * NaN would still be NaN.
 
-        What stays is the observation behind the last valid step, its next one. Nothing of single rows is invalid.
+        What stays is the observation behind the last valid step, its next one, and its states where they are wanted.
+        Nothing of single rows is invalid.
         """
         if self.whole is None:
             return
-        valid, obs_size = self.valid.numpy(), self.next_obs.shape[-1]
+        valid, seen = self.valid.numpy(), self.next_obs.shape[-1]
         samples, behind = np.arange(len(valid)), valid.sum(axis=1)
         if self.whole.device.type == "cpu":  # NumPy writes by mask at a tenth of torch's cost
             whole = self.whole.numpy()
             whole[:, 1:][~valid] = 0.0
-            whole[samples, behind, obs_size:] = 0.0
+            whole[samples, behind, seen:] = 0.0
             for pixels in (self.next_images, self.images):
                 if pixels is not None:
                     pixels.numpy()[~valid] = 0
@@ -71,7 +77,7 @@ class Segments(NamedTuple):
         device = self.whole.device
         invalid = torch.from_numpy(~valid).to(device)[..., None]
         self.whole[:, 1:].masked_fill_(invalid, 0.0)
-        self.whole[torch.from_numpy(samples).to(device), torch.from_numpy(behind).to(device), obs_size:] = 0.0
+        self.whole[torch.from_numpy(samples).to(device), torch.from_numpy(behind).to(device), seen:] = 0.0
         for pixels in (self.next_images, self.images):
             if pixels is not None:
                 pixels.masked_fill_(invalid, 0)

@@ -4,7 +4,7 @@ A folder holds
 
 * ``replay.json``: format, fields of a row, and of each ring its sizes and the steps [first, head) that are stored,
 * ``ring_<i>.rows``: the ring's slots as in memory, step t in slot t % num_steps: [num_steps, num_lanes, words],
-* ``ring_<i>.finals``: its side table [num_finals, obs_size], only where rows point to final observations,
+* ``ring_<i>.finals``: its side table [num_finals, obs_size + states_size], only where rows point to final observations,
 * ``DONE``: without it no save has ever completed, and nothing is loaded.
 
 Rows and finals are raw little-endian float32 words without any header; the fields of
@@ -248,7 +248,7 @@ class _RingFiles:
     @property
     def bytes_left(self) -> int:
         """To be copied."""
-        finals = max(0, self.finals_goal - self.finals_next) * 4 * self.ring.layout.obs_size
+        finals = max(0, self.finals_goal - self.finals_next) * 4 * self.ring.layout.final_size
         return max(0, self.goal - self.next) * self.step_bytes + finals
 
     def clear(self) -> None:
@@ -287,7 +287,7 @@ class _RingFiles:
     def copy(self, chunk_bytes: int) -> Iterator[int]:
         """Copy and flush a round, the side table in the first one; yields the bytes of each chunk."""
         ring = self.ring
-        entry_bytes = 4 * ring.layout.obs_size
+        entry_bytes = 4 * ring.layout.final_size
         most = max(1, chunk_bytes // max(1, entry_bytes))
         for start, stop in chunks(self.finals_next, self.finals_goal, ring.num_finals, most):
             slot = start % ring.num_finals
@@ -385,7 +385,7 @@ def load_replay(folder: str | os.PathLike[str]) -> StoredReplay:
     for ring in rings:
         _check_size(path / ring.rows, ring.num_steps * ring.num_lanes * layout.row_bytes)
         if ring.num_finals:
-            _check_size(path / ring.finals, ring.num_finals * 4 * layout.obs_size)
+            _check_size(path / ring.finals, ring.num_finals * 4 * layout.final_size)
     return StoredReplay(path, layout, rings, str(content.get("run", "")))
 
 
@@ -538,7 +538,7 @@ class StoredReplay:
         ring = LaneRing(self.layout, num_steps, stored.num_lanes, guard=guard)
         # Counted from here on, no entry is lost but -1, which is what rows say whose entry was lost already.
         set_progress(ring, 0, max(0, ring.num_finals - ring.num_lanes))
-        finals = np.zeros((stored.num_finals, self.layout.obs_size), np.float32)
+        finals = np.zeros((stored.num_finals, self.layout.final_size), np.float32)
         if stored.num_finals:
             path = self.folder / stored.finals
             _read(_open(path, files, os.O_RDONLY), finals, 0, str(path))
@@ -610,7 +610,7 @@ def _fill_from(ring: LaneRing, parts: Sequence[Sequence[tuple[LaneRing, int]]]) 
     lengths = [min(ring.num_steps, sum(source.head for source, _ in lanes)) for lanes in parts]
     steps = max(lengths)
     view(ring.rows[:steps], "flags")[:] = FIRST | BORDER
-    finals = np.zeros((steps, ring.num_lanes, ring.layout.obs_size), np.float32) if ring.num_finals else None
+    finals = np.zeros((steps, ring.num_lanes, ring.layout.final_size), np.float32) if ring.num_finals else None
     for lane, (lanes, length) in enumerate(zip(parts, lengths, strict=True)):
         stop = steps
         for source, index in reversed(lanes):

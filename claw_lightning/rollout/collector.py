@@ -149,7 +149,7 @@ class Collector:
             known: first step that the ring holds.
 
         Returns:
-            Whether all observations and rewards that the ring holds came out the same to the bit.
+            Whether all observations, states and rewards that the ring holds came out the same to the bit.
         """
         ring, view = self.ring, self.ring.layout.view
         if not actions:
@@ -165,6 +165,8 @@ class Collector:
             rows = ring.rows[step % ring.num_steps]
             is_stored = step >= max(known, ring.head - ring.num_steps + 1)
             if is_stored and view(rows, "obs").tobytes() != obs.tobytes():
+                return False
+            if is_stored and states is not None and view(rows, "states").tobytes() != states.tobytes():
                 return False
             result = self.env.step(np.nan_to_num(action))
             self._check(result)
@@ -259,6 +261,9 @@ class Collector:
                 lanes = np.flatnonzero(result.has_final_obs)
                 assert result.final_obs is not None  # checked
                 finals = result.final_obs[lanes]
+                if ring.layout.states_size:
+                    assert result.final_states is not None  # checked
+                    finals = np.concatenate([finals, result.final_states[lanes]], axis=1)
                 indices[lanes] = ring.write_finals(finals)
                 flags[lanes] |= HAS_FINAL
                 broken = lanes[~np.isfinite(finals).all(axis=1)]
@@ -314,6 +319,8 @@ class Collector:
             self._checked(result.has_final_obs, (n,), "has_final_obs", np.bool_)
             if result.has_final_obs.any():
                 self._checked(result.final_obs, shape, "final_obs")
+                if self.ring.layout.states_size:
+                    self._checked(result.final_states, (n, self.ring.layout.states_size), "final_states")
         success = result.info.get("success")
         if success is not None and (np.shape(success) != (n,) or np.asarray(success).dtype.kind not in "biuf"):
             raise ContractError(

@@ -111,6 +111,11 @@ class RowLayout:
         self.words = offset
 
     @property
+    def final_size(self) -> int:
+        """Numbers of a final observation: O, and the S of its states behind them, as at the beginning of a row."""
+        return self.obs_size + self.states_size
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one packed row."""
         return 4 * self.words
@@ -187,9 +192,9 @@ class LaneRing:
         self.block = SharedBlock(self.bytes_needed(layout, num_steps, num_lanes), fd, "claw-ring", path)
         self._header = self.block.array(np.int64, (PAGE // 8,))
         self.rows = self.block.array(np.float32, (num_steps, num_lanes, layout.words), PAGE)
-        self.finals = self.block.array(np.float32, (self.num_finals, layout.obs_size), PAGE + row_bytes)
+        self.finals = self.block.array(np.float32, (self.num_finals, layout.final_size), PAGE + row_bytes)
         self.arena_size = self._arena_bytes(layout, num_steps, num_lanes, guard)
-        arena_start = PAGE + row_bytes + self.num_finals * 4 * layout.obs_size
+        arena_start = PAGE + row_bytes + self.num_finals * 4 * layout.final_size
         self._arena = self.block.array(np.uint8, (self.arena_size,), arena_start)
         self._codec = make_codec(layout.image_codec, layout.image_size) if layout.has_arena else None
 
@@ -197,7 +202,7 @@ class LaneRing:
     def bytes_needed(layout: RowLayout, num_steps: int, num_lanes: int, guard: int = 2) -> int:
         """Bytes of shared memory of a ring."""
         finals = max(num_lanes * 4, num_steps * num_lanes // 4) if layout.has_finals else 0
-        final_bytes = finals * 4 * layout.obs_size
+        final_bytes = finals * 4 * layout.final_size
         arena = LaneRing._arena_bytes(layout, num_steps, num_lanes, guard)
         return PAGE + num_steps * num_lanes * layout.row_bytes + final_bytes + arena
 
@@ -235,7 +240,7 @@ class LaneRing:
         self._header[0] = self.head + 1
 
     def write_finals(self, observations: np.ndarray) -> np.ndarray:
-        """Store final observations [M, O]; returns their indices [M] int32."""
+        """Store final observations [M, O], with states [M, O + S]; returns their indices [M] int32."""
         first = self.finals_written
         indices = np.arange(first, first + len(observations), dtype=np.int64)
         self.finals[indices % self.num_finals] = observations

@@ -52,8 +52,8 @@ def action_values(module: OptionCritic, rows: Minibatch, action: Tensor, first: 
     """Q_i(s, o, a) with gradients into the action: [B, A] -> [C, B], or of all options [B, K, A] -> [C, B, K]."""
     assert isinstance(module.critic, TwinCritic)
     if action.dim() == 3:
-        return module.critic.forward_all(rows.obs, action, first)
-    return module.critic(rows.obs, action, rows.option, first=first)
+        return module.critic.forward_all(rows.judged, action, first)
+    return module.critic(rows.judged, action, rows.option, first=first)
 
 
 def gaussian_loss(
@@ -76,7 +76,7 @@ def categorical_loss(
     assert module.log_temperature is not None
     log_probs = raw.float().log_softmax(-1)
     with torch.no_grad():
-        q = module.critic.table(rows.obs).amin(0)
+        q = module.critic.table(rows.judged).amin(0)
     if rows.weight is None:
         q = q[torch.arange(len(q), device=q.device), rows.option]
     loss = losses.categorical_actor_loss(log_probs, q, module.log_temperature.exp(), weight)

@@ -23,16 +23,16 @@ def update_critic(module: OptionCritic, rows: Minibatch, counted: bool) -> None:
     if h.critic_atoms > 0:
         loss, q = distributional_loss(module, rows, weight)
     elif rows.weight is None:
-        arrival = module.next_values.arrival(rows.next_obs, rows.option)
+        arrival = module.next_values.arrival(rows.next_judged, rows.option)
         target = bounded(module, losses.td_target(rows.reward, rows.terminated, arrival, h.gamma))
-        q = module.critic(rows.obs, rows.action, rows.option)
+        q = module.critic(rows.judged, rows.action, rows.option)
         loss = losses.critic_loss(q, target, weight)
         module.note_errors(q, target)
     else:
-        arrivals = module.next_values.arrivals(rows.next_obs)
+        arrivals = module.next_values.arrivals(rows.next_judged)
         reward, terminated = (x.unsqueeze(1).expand_as(arrivals) for x in (rows.reward, rows.terminated))
         target = bounded(module, losses.td_target(reward, terminated, arrivals, h.gamma))
-        q = module.critic.forward_all(rows.obs, rows.action.unsqueeze(1).expand(-1, h.num_options, -1))
+        q = module.critic.forward_all(rows.judged, rows.action.unsqueeze(1).expand(-1, h.num_options, -1))
         loss = losses.critic_loss(q, target, weight)
         module.note_errors(q, target, rows.weight)
     (part,) = module.ranks.share(weight)
@@ -54,15 +54,15 @@ def distributional_loss(module: OptionCritic, rows: Minibatch, weight: Tensor | 
     """Cross-entropy of categorical critics to the projected arrival distribution, and their values."""
     h, critic = module.settings, module.critic
     assert isinstance(critic, TwinCritic)
-    probs = module.next_values.arrival_distributions(rows.next_obs)
+    probs = module.next_values.arrival_distributions(rows.next_judged)
     discount = h.gamma * (~rows.terminated).float()
     if rows.weight is None:
         probs = probs.gather(1, rows.option.view(-1, 1, 1).expand(-1, 1, probs.shape[2])).squeeze(1)
-        logits = critic.logits(rows.obs, rows.action, rows.option)
+        logits = critic.logits(rows.judged, rows.action, rows.option)
         reward = rows.reward
     else:
         actions = rows.action.unsqueeze(1).expand(-1, h.num_options, -1)
-        logits = critic.logits_all(rows.obs, actions).flatten(1, 2)
+        logits = critic.logits_all(rows.judged, actions).flatten(1, 2)
         probs, weight = probs.flatten(0, 1), weight.flatten() if weight is not None else None
         reward = rows.reward.repeat_interleave(h.num_options)
         discount = discount.repeat_interleave(h.num_options)
@@ -80,19 +80,19 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
     """Critics towards a return of several steps (``n_step_form``)."""
     h = module.settings
     assert rows.valid is not None
-    obs, next_obs, option = (x.flatten(0, 1) for x in (rows.obs, rows.next_obs, rows.option))
+    judged, next_obs, option = (x.flatten(0, 1) for x in (rows.judged, rows.next_obs, rows.option))
     shape = rows.valid.shape
-    q_next = module.next_values.options(next_obs)
+    q_next = module.next_values.options(rows.next_judged.flatten(0, 1))
     probs, beta = module.policy.option_probs(next_obs), module.policy.beta(next_obs)
     arrival = losses.arrival_value(q_next, probs, beta, module.next_values.cost)
     arrival = arrival.gather(1, option.unsqueeze(1)).view(shape)
     if h.n_step_form == "retrace":
         with torch.no_grad():
-            q_target = module.target_critic(obs, rows.action.flatten(0, 1), option).amin(0).view(shape)
+            q_target = module.target_critic(judged, rows.action.flatten(0, 1), option).amin(0).view(shape)
             trace = returns.retrace_trace(log_ratio(module, rows), h.trace, switched_here(module, rows))
         target = returns.retrace_targets(q_target, rows.reward, rows.terminated, rows.valid, arrival, trace, h.gamma)
         target = bounded(module, target)
-        q = module.critic(obs, rows.action.flatten(0, 1), option)
+        q = module.critic(judged, rows.action.flatten(0, 1), option)
         module.note_errors(q.view(len(q), *shape), target, rows.valid.float() / rows.valid.sum(1, keepdim=True))
         weight, valid = row_weight(module, rows), rows.valid.float()
         weight = (valid if weight is None else weight * valid).flatten()
@@ -110,7 +110,7 @@ def update_critic_over_segments(module: OptionCritic, rows: Minibatch, counted: 
                 losses.state_value(q_next, probs).view(shape), cost, h.gamma,
             )  # fmt: skip
         first, target = rows.step(0), bounded(module, target)
-        q = module.critic(first.obs, first.action, first.option)
+        q = module.critic(first.judged, first.action, first.option)
         module.note_errors(q, target)
         weight = row_weight(module, first)
         loss = losses.critic_loss(q, target, weight)

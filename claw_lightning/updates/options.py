@@ -37,12 +37,10 @@ def update_options(module: OptionCritic, rows: Minibatch) -> None:
     else:
         arriving = option_rows(module, rows.weight)
     arriving = arriving * (~option_rows(module, rows.terminated)).float().unsqueeze(1)
-    next_obs, opening = (
-        option_rows(module, rows.next_obs),
-        option_rows(module, rows.obs)[option_rows(module, rows.first)],
-    )
-    states = torch.cat((next_obs, opening))
-    q, probs = module.option_values(states), policy.option_probs(states)
+    opens, next_obs = option_rows(module, rows.first), option_rows(module, rows.next_obs)
+    opening = option_rows(module, rows.obs)[opens]
+    judged = torch.cat((option_rows(module, rows.next_judged), option_rows(module, rows.judged)[opens]))
+    q, probs = module.option_values(judged), policy.option_probs(torch.cat((next_obs, opening)))
     q_next, probs_next = q[: len(next_obs)], probs[: len(next_obs)]
     beta = policy.beta(next_obs)
     choices_apart, ends_apart = option_distillation_losses(module, rows)
@@ -107,15 +105,21 @@ def update_values(module: OptionCritic, rows: Minibatch) -> None:
     """Q_Omega(s, .) and V(s) as networks of the state alone, once per ``training_step``.
 
     For diagnostics and interruption; targets and advantages never use them: A from two separately learned values
-    would not sum to zero over options.
+    would not sum to zero over options. Both see observations alone, also where critics see more: workers ask the first,
+    and have no states. They learn the mean over the states that go with an observation.
     """
     next_obs = option_rows(module, rows.next_obs)
-    assert module.policy.option_value is not None
-    q_next = module.option_values(next_obs)
-    value_loss = losses.value_regression_loss(module.policy.option_values(next_obs), q_next)
-    module.descend("option_value", value_loss, module.policy.option_value)
-    module.record("loss/option_value", value_loss)
+    q_next = module.option_values(option_rows(module, rows.next_judged))
+    update_option_value(module, next_obs, q_next)
     update_state_value(module, next_obs, q_next)
+
+
+def update_option_value(module: OptionCritic, obs: Tensor, q: Tensor, part: Tensor | float = 1.0) -> None:
+    """The policy's own Q_Omega(s, .) by regression on option values [B, K]."""
+    assert module.policy.option_value is not None
+    value_loss = losses.value_regression_loss(module.policy.option_values(obs), q)
+    module.descend("option_value", times(part, value_loss), module.policy.option_value)
+    module.record("loss/option_value", value_loss)
 
 
 def update_state_value(module: OptionCritic, obs: Tensor, q: Tensor, part: Tensor | float = 1.0) -> None:

@@ -25,7 +25,7 @@ from claw_lightning.updates.distillation import (
     option_distillation_losses,
     update_student,
 )
-from claw_lightning.updates.options import update_options, update_state_value, watch_options
+from claw_lightning.updates.options import update_option_value, update_options, update_state_value, watch_options
 from claw_lightning.updates.rows import executed_probs
 
 if TYPE_CHECKING:
@@ -65,14 +65,17 @@ def update(module: OptionCritic, rows: Minibatch, last: bool) -> None:
     if module.distillation.kind == "target":
         move_reference(module)
     if last:
-        update_state_value(module, steps.obs, module.option_values(steps.obs), part)
+        q = module.option_values(steps.judged)
+        if module.option_critic is not None:  # else it is the policy's own that has learned from returns
+            update_option_value(module, steps.obs, q, part)
+        update_state_value(module, steps.obs, q, part)
 
 
 def option_values(module: OptionCritic, rows: Minibatch) -> tuple[Tensor, Tensor]:
     """Target network's Q_Omega(s_k, .) and U(s_{k+1}, .), each [B, L, K]."""
     policy = module.policy
     with torch.no_grad():
-        q, q_next = module.option_values(rows.obs), module.option_values(rows.next_obs)
+        q, q_next = module.option_values(rows.judged), module.option_values(rows.next_judged)
         probs, beta = policy.option_probs(rows.next_obs), policy.beta(rows.next_obs)
         cost = policy.switch_cost if module.settings.deliberation_form == "full" else 0.0
         return q, losses.arrival_value(q_next, probs, beta, cost)
@@ -145,14 +148,14 @@ def update_option_values(
     weight: Tensor, counted: bool, part: Tensor | float = 1.0,
 ) -> None:  # fmt: skip
     """Q_Omega(s, o) towards ``Q_Omega + rho A``."""
-    assert module.policy.option_value is not None
-    predicted = module.policy.option_values(rows.obs)
+    network, name = module.value_network
+    predicted = module.policy.option_values(rows.obs) if name == "option_value" else network(rows.judged).float()
     q = values[0]
     if advantage.dim() == 2:
         predicted, q = (x.gather(-1, rows.option.unsqueeze(-1)).squeeze(-1) for x in (predicted, q))
     loss = losses.critic_loss(predicted.unsqueeze(0), q + rho * advantage, weight)
-    module.descend("option_value", times(part, loss), module.with_encoder(module.policy.option_value), counted)
-    module.record("loss/option_value", loss)
+    module.descend(name, times(part, loss), module.with_encoder(network), counted)
+    module.record(f"loss/{name}", loss)
     module.record("q/mean", predicted)
 
 

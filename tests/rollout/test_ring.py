@@ -66,7 +66,7 @@ def test_another_mapping_of_the_block_sees_the_same():
     ring = LaneRing(RowLayout(2, 1, 1, True), NUM_STEPS, NUM_LANES)
     other = LaneRing(RowLayout(2, 1, 1, True), NUM_STEPS, NUM_LANES, os.dup(ring.block.fd))
     ring.slot()[:] = 3.0
-    index = ring.write_finals(np.full((2, 2), 4.0, np.float32))
+    index = ring.write_finals(np.full((2, 3), 4.0, np.float32))
     ring.publish()
     assert (other.head, other.finals_written) == (1, 2)
     assert (other.rows[0] == 3.0).all() and (other.finals[index] == 4.0).all()

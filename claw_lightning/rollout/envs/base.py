@@ -40,6 +40,8 @@ class EnvSpec:
     ``achieved_goal`` and ``desired_goal`` are (start, stop) slices of the observation, or None.
     ``image_shape`` is (channels, height, width) of an image beside the observation, or None. With one, ``obs_size`` may
     be 0.
+    ``desired_goal_in_states`` is the (start, stop) slice of the states that shows the desired goal once more, or None
+    where they do not; goals that are replaced in hindsight are replaced there too.
     ``goal_reward`` describes the reward of a goal-conditioned task by plain data, from which the learner computes the
     rewards of other goals (:func:`claw_lightning.rollout.goals.goal_reward`); None where the task has no such reward.
     ``goal_in_reward`` matters where a task draws a new goal within an episode. "next_obs": reward and next observation
@@ -47,8 +49,9 @@ class EnvSpec:
     after the reward, so that the next observation is ahead of it (Isaac Lab). Elsewhere both are the same.
 
     Raises:
-        EnvError: ``goal_reward`` or ``goal_in_reward`` is not one of the values above, or ``image_shape`` is no shape
-            of an image, or goes with same-step autoreset.
+        EnvError: ``goal_reward`` or ``goal_in_reward`` is not one of the values above, ``desired_goal_in_states`` is no
+            slice of the states or of another size than the goal, or ``image_shape`` is no shape of an image, or goes
+            with same-step autoreset.
     """
 
     task: str
@@ -58,7 +61,7 @@ class EnvSpec:
     action_high: List[float]
     max_episode_steps: int = 0  # 0: no time limit known
     control_frequency: float = 0.0  # Hz; 0: unknown
-    states_size: int = 0  # privileged observations of an asymmetric critic
+    states_size: int = 0  # privileged observations of an asymmetric critic, beside the observation
     num_actions: int = 0  # > 0: discrete
     autoreset: str = NEXT_STEP
     achieved_goal: Optional[Tuple[int, int]] = None
@@ -67,6 +70,7 @@ class EnvSpec:
     goal_reward: Optional[Dict[str, Any]] = None
     goal_in_reward: str = GOAL_IN_NEXT_OBS
     image_shape: Optional[Tuple[int, int, int]] = None
+    desired_goal_in_states: Optional[Tuple[int, int]] = None
 
     def __post_init__(self) -> None:
         """Plain numbers: an adapter may have taken them from numpy, which JSON does not know."""
@@ -75,10 +79,11 @@ class EnvSpec:
         for name in ("action_low", "action_high"):
             object.__setattr__(self, name, [float(x) for x in getattr(self, name)])
         object.__setattr__(self, "control_frequency", float(self.control_frequency))
-        for name in ("achieved_goal", "desired_goal"):
+        for name in ("achieved_goal", "desired_goal", "desired_goal_in_states"):
             span = getattr(self, name)
             if span is not None:
                 object.__setattr__(self, name, (int(span[0]), int(span[1])))
+        self._check_goal_in_states()
         if self.image_shape is not None:
             self._check_image()
         if self.goal_in_reward not in (GOAL_IN_OBS, GOAL_IN_NEXT_OBS):
@@ -90,6 +95,17 @@ class EnvSpec:
             from claw_lightning.rollout.goals import plain_settings
 
             object.__setattr__(self, "goal_reward", plain_settings(self.goal_reward))
+
+    def _check_goal_in_states(self) -> None:
+        if self.desired_goal_in_states is None:
+            return
+        start, stop = self.desired_goal_in_states
+        size = 0 if self.desired_goal is None else self.desired_goal[1] - self.desired_goal[0]
+        if not (0 <= start < stop <= self.states_size and stop - start == size):
+            raise EnvError(
+                "desired_goal_in_states: (%d, %d) is no slice of %d states as long as desired_goal (%d)"
+                % (start, stop, self.states_size, size)
+            )
 
     def _check_image(self) -> None:
         assert self.image_shape is not None
@@ -127,8 +143,9 @@ class StepResult(NamedTuple):
         is_border: [N] bool, this step belonged to no episode (the reset step of next-step autoreset): ``obs`` is
             the first observation of a new episode; the action was ignored or crossed the border. Never learned from.
         info: per-lane metrics, each [N]: ``success`` (float, 1 where the task is solved at this step) and others.
-        states: [N, S] privileged observation that goes with ``obs``, or None.
+        states: [N, S] privileged observation that goes with ``obs``, or None where the task has none.
         image: [N, C, H, W] uint8, what the policy sees beside ``obs``, or None where the task has no images.
+        final_states: [N, S] states that go with ``final_obs``; needed with it where the task has states, else None.
     """
 
     obs: np.ndarray
@@ -141,6 +158,7 @@ class StepResult(NamedTuple):
     info: Dict[str, np.ndarray]
     states: Optional[np.ndarray] = None
     image: Optional[np.ndarray] = None
+    final_states: Optional[np.ndarray] = None
 
 
 class VectorEnv:

@@ -149,6 +149,7 @@ class CodedEnv(VectorEnv):
         autoreset: ``next_step``, or ``same_step`` with true final observations.
         step_seconds: sleep per vector step; can be changed while it runs.
         mark_process: whether rows hold the number of their process; without it equal seeds give equal rows.
+        states_size: S; states are the first S numbers of their observation with the other sign.
 
     Raises:
         EnvError: another task, or settings out of range.
@@ -166,6 +167,7 @@ class CodedEnv(VectorEnv):
         autoreset: str = NEXT_STEP,
         step_seconds: float = 0.0,
         mark_process: bool = True,
+        states_size: int = 0,
     ) -> None:
         if task != "coded":
             raise EnvError("%s.task: CodedEnv has the task 'coded' alone, not '%s'" % (INIT_ARGS, task))
@@ -173,6 +175,8 @@ class CodedEnv(VectorEnv):
             raise EnvError("%s.obs_size: must be at least %d, not %d" % (INIT_ARGS, MIN_OBS_SIZE, obs_size))
         if action_size < 1 or num_envs < 1:
             raise EnvError("%s.action_size and data.envs_per_worker: must be at least 1" % INIT_ARGS)
+        if not 0 <= states_size <= obs_size:
+            raise EnvError("%s.states_size: must lie in 0 to obs_size, not %d" % (INIT_ARGS, states_size))
         if not 1 <= min_length <= max_length < _EXACT:
             raise EnvError("%s.min_length: must be at least 1 and at most max_length" % INIT_ARGS)
         if autoreset not in (NEXT_STEP, SAME_STEP):
@@ -187,6 +191,7 @@ class CodedEnv(VectorEnv):
             action_low=[-1.0] * action_size,
             action_high=[1.0] * action_size,
             max_episode_steps=max_length,
+            states_size=states_size,
             autoreset=autoreset,
         )
         self._header = np.zeros((num_envs, ACTION), np.int64)
@@ -195,6 +200,7 @@ class CodedEnv(VectorEnv):
         self._header[:, PROCESS] = os.getpid() % _EXACT if mark_process else 0
         self._header[:, EPISODE] = -1
         self._over = np.zeros(num_envs, bool)
+        self._states: Optional[np.ndarray] = None
 
     def reset(self, seed: Optional[int] = None) -> np.ndarray:
         """See :meth:`VectorEnv.reset`."""
@@ -202,7 +208,9 @@ class CodedEnv(VectorEnv):
             self._header[:, SEED] = seed % _EXACT
         self._over[:] = False
         self._open(np.ones(self.num_envs, bool))
-        return self._obs(np.zeros(self.num_envs, np.float32))
+        obs = self._obs(np.zeros(self.num_envs, np.float32))
+        self._states = self._states_of(obs)
+        return obs
 
     def step(self, action: np.ndarray) -> StepResult:
         """See :meth:`VectorEnv.step`."""
@@ -223,6 +231,7 @@ class CodedEnv(VectorEnv):
             obs = self._obs(np.where(done, 0.0, led).astype(np.float32))
         else:
             self._over = done.copy()
+        self._states = self._states_of(obs)
         return StepResult(
             obs=obs,
             reward=reward,
@@ -232,7 +241,16 @@ class CodedEnv(VectorEnv):
             has_final_obs=has_final,
             is_border=border,
             info={"success": (done & by_termination).astype(np.float32)},
+            states=self._states,
+            final_states=None if final_obs is None else self._states_of(final_obs),
         )
+
+    def states(self) -> Optional[np.ndarray]:
+        """See :meth:`VectorEnv.states`."""
+        return self._states
+
+    def _states_of(self, obs: np.ndarray) -> Optional[np.ndarray]:
+        return -obs[:, : self.spec.states_size] if self.spec.states_size else None
 
     def configure(self, **settings: Any) -> None:
         """See :meth:`VectorEnv.configure`: ``step_seconds``."""
