@@ -126,6 +126,21 @@ class PlaygroundEnv(VectorEnv):
         state = self._jax.vmap(self._task_env.step)(state, action)
         return state, self._pack(state)
 
+    def _run(self, program: Any, *arguments: Any) -> Any:
+        """Run a program; the first time it is traced, and parts that do not fit together are told by Python's errors.
+
+        Raises:
+            EnvError: Playground, JAX and MuJoCo do not fit together.
+        """
+        try:
+            return program(*arguments)
+        except (AttributeError, ImportError, NotImplementedError, TypeError) as error:
+            versions = ", ".join("%s %s" % item for item in self.spec.versions.items() if item[1])
+            raise EnvError(
+                "data.env.class_path: %s does not run with the versions that are installed (%s): %s; %s"
+                % (self._task, versions, one_line(error), _CURE)
+            ) from error
+
     def _chosen(self, lanes: np.ndarray, taken: Any, others: Any) -> Any:
         """Tree of states: ``taken`` in the lanes [N] bool, elsewhere ``others``."""
         np_ = self._jax.numpy
@@ -148,7 +163,7 @@ class PlaygroundEnv(VectorEnv):
                 self._lane_seeds(self._seed if seed is None else seed)
             )
             self._episodes = np.zeros(self.num_envs, np.uint32)
-        self._state, packed = self._reset_lanes(self._keys, self._episodes)
+        self._state, packed = self._run(self._reset_lanes, self._keys, self._episodes)
         self._episodes = self._episodes + np.uint32(1)
         self._steps = np.zeros(self.num_envs, np.int64)
         self._over = np.zeros(self.num_envs, bool)
@@ -164,10 +179,10 @@ class PlaygroundEnv(VectorEnv):
         if self._state is None:
             raise RuntimeError("step before the first reset")
         border = self._over
-        state, packed = self._step_lanes(self._state, np.clip(action, -1.0, 1.0).astype(np.float32))
+        state, packed = self._run(self._step_lanes, self._state, np.clip(action, -1.0, 1.0).astype(np.float32))
         host = np.array(packed)  # the one copy from the device; JAX's own arrays cannot be written
         if border.any():
-            fresh, fresh_packed = self._reset_lanes(self._keys, self._episodes)
+            fresh, fresh_packed = self._run(self._reset_lanes, self._keys, self._episodes)
             state, host[border] = self._chosen(border, fresh, state), np.array(fresh_packed)[border]
             self._episodes = self._episodes + border.astype(np.uint32)
         self._state, self._host = state, host
