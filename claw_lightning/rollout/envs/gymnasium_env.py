@@ -17,8 +17,8 @@ from claw_lightning.rollout.envs.packages import check_lanes, load_extension, on
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
 PRIVILEGED_KEY = "privileged_state"
-#: Where a task of gymnasium-robotics says that it is solved, then where Adroit and Playground say it.
-SUCCESS_KEYS = ("is_success", "success")
+#: Where tasks say that they are solved: those of gymnasium-robotics, those of Adroit and Playground, those of MyoSuite.
+SUCCESS_KEYS = ("is_success", "success", "solved")
 
 _ROBOTICS_TASK = re.compile(r"^(Hand(Reach|Manipulate)|AdroitHand|Fetch|PointMaze|AntMaze|FrankaKitchen)")
 _ROBOTICS_CURE = "pip install gymnasium-robotics 'mujoco>=3.5,<3.12'"
