@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import resource
 from collections.abc import Iterator
 from functools import lru_cache
@@ -259,6 +260,29 @@ def keep_freed_memory() -> None:
 
 
 # -- the processor --------------------------------------------------------------------------------------------------
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Cores that this process may keep busy: its affinity, or the quota of its control groups where that is less."""
+    return min([float(len(os.sched_getaffinity(0))), *_cpu_quotas(root)])
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """Cores that each control group around the process leaves it, where one has a limit."""
+    for version, mount, group in _groups(root):
+        for folder in (group, *group.parents) if version == 2 else ():
+            words = [word for line in _lines(folder / "cpu.max") for word in line.split()]
+            if len(words) == 2 and words[0] != "max":
+                yield int(words[0]) / int(words[1])
+            if folder == mount:
+                break
+    # Version 1, whose hierarchies are mounted one by one: a container sees its own group as the topmost.
+    for name in ("cpu", "cpu,cpuacct"):
+        quota, period = (
+            "".join(_lines(root / "sys/fs/cgroup" / name / f"cpu.cfs_{which}_us")) for which in ("quota", "period")
+        )
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            yield int(quota) / int(period)
 
 
 def computes_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -212,3 +212,21 @@ def test_units_for_bfloat16(tmp_path, text, expected):
     if text is not None:
         path.write_text(text)
     assert limits.computes_bfloat16(path) is expected
+
+
+# -- cores ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("quota, expected", [("150000", 1.5), ("max", 4.0), ("-1", 4.0), ("900000", 4.0)])
+def test_cores_by_affinity_and_quota(version, quota, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda pid: range(4))
+    assert limits.usable_cores(tmp_path / "bare") == 4.0
+    if version == 1:
+        write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", f"{quota}\n")
+        write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    else:
+        write(tmp_path, "proc/self/cgroup", "0::/slice/job\n")
+        write(tmp_path, "sys/fs/cgroup/slice/job/cpu.max", "max 100000\n")
+        write(tmp_path, "sys/fs/cgroup/slice/cpu.max", f"{'max' if quota == '-1' else quota} 100000\n")
+    assert limits.usable_cores(tmp_path) == expected

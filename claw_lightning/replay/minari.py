@@ -16,7 +16,8 @@ import numpy as np
 from claw_lightning.errors import ConfigError
 from claw_lightning.replay.storage import set_progress
 from claw_lightning.rollout.envs.base import EnvError, EnvSpec
-from claw_lightning.rollout.envs.gymnasium_env import ObservationLayout, one_line
+from claw_lightning.rollout.envs.gymnasium_env import ObservationLayout
+from claw_lightning.rollout.envs.packages import one_line
 from claw_lightning.rollout.ring import (
     BORDER,
     FIRST,

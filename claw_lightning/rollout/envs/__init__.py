@@ -9,6 +9,9 @@ from claw_lightning.rollout.envs.envpool_env import EnvPoolEnv
 from claw_lightning.rollout.envs.four_rooms import FourRoomsEnv
 from claw_lightning.rollout.envs.gymnasium_env import GymnasiumEnv
 from claw_lightning.rollout.envs.isaacgym import IsaacGymEnv
+from claw_lightning.rollout.envs.isaaclab_env import IsaacLabEnv
+from claw_lightning.rollout.envs.mjlab_env import MjlabEnv
+from claw_lightning.rollout.envs.playground_env import PlaygroundEnv
 
 __all__ = [
     "CodedEnv",
@@ -19,6 +22,9 @@ __all__ = [
     "FourRoomsEnv",
     "GymnasiumEnv",
     "IsaacGymEnv",
+    "IsaacLabEnv",
+    "MjlabEnv",
+    "PlaygroundEnv",
     "StepResult",
     "VectorEnv",
     "make_env",

@@ -11,10 +11,10 @@ from claw_lightning.rollout.envs.gymnasium_env import (
     SUCCESS_KEYS,
     ActionScaler,
     ObservationLayout,
-    one_line,
     robotics_reward,
     unknown_task,
 )
+from claw_lightning.rollout.envs.packages import check_lanes, one_line
 
 _INT32_RANGE = 2**31
 #: Arguments of EnvPool that this adapter sets, or that would end the synchronous mode it is written for.
@@ -58,8 +58,7 @@ class EnvPoolEnv(VectorEnv):
                 "data.env.class_path: EnvPoolEnv needs EnvPool and Python 3.11 or later; pip install envpool (%s)"
                 % one_line(error)
             ) from error
-        if num_envs < 1:
-            raise EnvError("data.envs_per_worker: must be at least 1, not %d" % num_envs)
+        check_lanes(num_envs)
         if num_threads < 1:
             # EnvPool would take 0 for all cores, and every worker would do so.
             raise EnvError("data.env.init_args.num_threads: must be at least 1, not %d" % num_threads)

@@ -7,7 +7,8 @@ from typing import Any, List, Optional
 import numpy as np
 
 from claw_lightning.rollout.envs.base import NEXT_STEP, EnvError, EnvSpec, StepResult, VectorEnv
-from claw_lightning.rollout.envs.gymnasium_env import one_line, unknown_task
+from claw_lightning.rollout.envs.gymnasium_env import unknown_task
+from claw_lightning.rollout.envs.packages import one_line
 
 TASK = "FourRooms"
 DYNAMICS = ("moc", "jeanharb")

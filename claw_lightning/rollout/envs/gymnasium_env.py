@@ -12,12 +12,13 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
-from claw_lightning.rollout.envs.base import NEXT_STEP, EnvError, EnvSpec, StepResult, VectorEnv
+from claw_lightning.rollout.envs.base import NEXT_STEP, SAME_STEP, EnvError, EnvSpec, StepResult, VectorEnv
+from claw_lightning.rollout.envs.packages import check_lanes, load_extension, one_line
 
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
 PRIVILEGED_KEY = "privileged_state"
-#: Where a task of gymnasium-robotics says that it is solved, then where Adroit and Playground say it.
-SUCCESS_KEYS = ("is_success", "success")
+#: Where tasks say that they are solved: those of gymnasium-robotics, those of Adroit and Playground, those of MyoSuite.
+SUCCESS_KEYS = ("is_success", "success", "solved")
 
 _ROBOTICS_TASK = re.compile(r"^(Hand(Reach|Manipulate)|AdroitHand|Fetch|PointMaze|AntMaze|FrankaKitchen)")
 _ROBOTICS_CURE = "pip install gymnasium-robotics 'mujoco>=3.5,<3.12'"
@@ -27,13 +28,6 @@ _REWARD_MODULES = {
     "gymnasium_robotics.envs.shadow_dexterous_hand.reach": False,
     "gymnasium_robotics.envs.shadow_dexterous_hand.manipulate": True,
 }
-_MAX_QUOTED = 160  # characters of a space's repr in an error message
-
-
-def one_line(value: Any) -> str:
-    """The text of ``value`` on one line, cut where it would drown the message around it."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= _MAX_QUOTED else text[: _MAX_QUOTED - 3] + "..."
 
 
 def unknown_task(task: str, known: Iterable[str], source: str) -> EnvError:
@@ -240,7 +234,9 @@ class GymnasiumEnv(VectorEnv):
     """N copies of a Gymnasium task (>= 1.0), stepped in turn within this process.
 
     Episodes restart on the step after their end, which is reported as a border row: its action is ignored. The
-    observation returned with the end is therefore the true last one. Lane i is seeded with ``seed + i``.
+    observation returned with the end is therefore the true last one. With ``autoreset`` ``same_step`` they restart in
+    the step that ends them, and the true last observation is ``final_obs``: no step is spent on restarts, but images
+    are refused. Lane i is seeded with ``seed + i``.
     One uint8 box of an observation becomes the image (:class:`ObservationLayout`).
 
     Args:
@@ -249,6 +245,7 @@ class GymnasiumEnv(VectorEnv):
         seed: of the first reset.
         make_kwargs: further arguments of ``gymnasium.make``.
         import_module: dotted module that registers the user's own tasks, imported first.
+        autoreset: ``next_step``, or ``same_step``, which needs Gymnasium 1.1.
 
     Raises:
         EnvError: unknown task, missing package, wrong ``make_kwargs``, or spaces that cannot be learnt from.
@@ -263,23 +260,20 @@ class GymnasiumEnv(VectorEnv):
         seed: int = 0,
         make_kwargs: Optional[Dict[str, Any]] = None,
         import_module: Optional[str] = None,
+        autoreset: str = NEXT_STEP,
     ) -> None:
-        if num_envs < 1:
-            raise EnvError("data.envs_per_worker: must be at least 1, not %d" % num_envs)
+        check_lanes(num_envs)
+        if autoreset not in (NEXT_STEP, SAME_STEP):
+            raise EnvError("data.env.init_args.autoreset: next_step or same_step, not '%s'" % one_line(autoreset))
         gym = _import_gymnasium()
-        if import_module:
-            try:
-                importlib.import_module(import_module)
-            except ImportError as error:
-                raise EnvError(
-                    "data.env.init_args.import_module: cannot import %s (%s)" % (import_module, one_line(error))
-                ) from error
+        load_extension(import_module)
         if _ROBOTICS_TASK.match(task) and task not in gym.registry:
             _register_robotics(gym, task)
 
         self.num_envs = num_envs
         self._task = task
         self._gym = gym
+        self._autoreset = autoreset
         # Bounds and shapes are checked here, and the checker of gymnasium.make costs time at every step.
         self._make_kwargs = {"disable_env_checker": True, **(make_kwargs or {})}
         self._vector = self._build(self._make_kwargs)
@@ -302,7 +296,7 @@ class GymnasiumEnv(VectorEnv):
             control_frequency=1.0 / float(time_step) if has_time_step else 0.0,
             states_size=self._layout.states_size,
             num_actions=self._scale.num_actions,
-            autoreset=NEXT_STEP,
+            autoreset=autoreset,
             achieved_goal=self._layout.achieved_goal,
             desired_goal=self._layout.desired_goal,
             versions=_loaded_versions(),
@@ -320,7 +314,14 @@ class GymnasiumEnv(VectorEnv):
         vector_kwargs: Dict[str, Any] = {"copy": False}  # the layout copies
         mode = getattr(gym.vector, "AutoresetMode", None)
         if mode is not None:  # Gymnasium 1.0 knew next-step only and had no such argument
-            vector_kwargs["autoreset_mode"] = mode.NEXT_STEP
+            # Gymnasium's own reset in the same step hands on the array that a task returned with the end, which tasks
+            # that use one array again overwrite when they are reset. So lanes are reset here.
+            vector_kwargs["autoreset_mode"] = mode.NEXT_STEP if self._autoreset == NEXT_STEP else mode.DISABLED
+        elif self._autoreset != NEXT_STEP:
+            raise EnvError(
+                "data.env.init_args.autoreset: '%s' needs Gymnasium 1.1 or later, not %s; pip install 'gymnasium>=1.1'"
+                % (self._autoreset, gym.__version__)
+            )
         try:
             return gym.vector.SyncVectorEnv(
                 [lambda: gym.make(self._task, **make_kwargs) for _ in range(self.num_envs)], **vector_kwargs
@@ -372,16 +373,24 @@ class GymnasiumEnv(VectorEnv):
     def step(self, action: np.ndarray) -> StepResult:
         """See :meth:`VectorEnv.step`."""
         raw, reward, terminated, truncated, infos = self._vector.step(self._scale(action))
-        is_border = self._ended
-        self._ended = np.logical_or(terminated, truncated)
+        # New arrays: those of the vector environment are written anew by its next call.
+        reward = np.array(reward, dtype=np.float32)
+        terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
+        ended, is_border = terminated | truncated, self._ended.copy()
+        finals: Optional[np.ndarray] = None
+        if self._autoreset == NEXT_STEP:
+            self._ended = ended
+        elif ended.any():
+            finals = self._layout.obs(raw, self.num_envs)
+            raw = self._vector.reset(options={"reset_mask": ended})[0]
         self._states = self._layout.states(raw, self.num_envs)
         return StepResult(
             obs=self._layout.obs(raw, self.num_envs),
-            reward=np.array(reward, dtype=np.float32),
-            terminated=np.array(terminated, dtype=bool),
-            truncated=np.array(truncated, dtype=bool),
-            final_obs=None,
-            has_final_obs=None,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=finals,
+            has_final_obs=None if self._autoreset == NEXT_STEP else ended,
             is_border=is_border,
             info=self._success(infos, is_border),
             states=None if self._states is None else self._states.copy(),
