@@ -37,6 +37,8 @@ PAUSE = 500e-6
 class Repeating(VectorEnv):
     """Gives the same step again and again, after a pause in which it computes as a simulator does."""
 
+    reuses_buffers = False
+
     def __init__(self, num_envs: int, obs_size: int, action_size: int, pause: float = 0.0) -> None:
         self.num_envs, self.pause = num_envs, pause
         self.spec = EnvSpec("repeating", obs_size, action_size, [-1.0] * action_size, [1.0] * action_size)

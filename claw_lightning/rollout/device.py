@@ -31,6 +31,8 @@ class HostSide(VectorEnv):
         EnvError: the simulator resets within the same step or has images, which this side does not carry.
     """
 
+    reuses_buffers = False  # not before a row is complete
+
     def __init__(self, env: VectorEnv) -> None:
         if env.spec.autoreset != NEXT_STEP or env.spec.image_shape is not None:
             raise EnvError(

@@ -147,8 +147,11 @@ class RowLayout:
         Raises:
             KeyError: the rows have no such field.
         """
-        start, stop = self.span(name)
-        part = rows[..., start:stop]
+        return self.cut(rows, name, *self.span(name))
+
+    def cut(self, words: np.ndarray, name: str, start: int, stop: int) -> np.ndarray:
+        """As :meth:`view`, where the field is elsewhere: in words [start, stop)."""
+        part = words[..., start:stop]
         if name == "image":
             return part.view(np.uint8)[..., : self.image_size]
         if name in INTEGER_FIELDS or name == "image_place":

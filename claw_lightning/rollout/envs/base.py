@@ -176,6 +176,9 @@ class VectorEnv:
     spec: EnvSpec
     #: Whether a second one may be built in the same process, as is done to measure the memory of a lane.
     may_be_built_twice = False
+    #: Whether arrays that were returned may change at the next step or reset, against the contract of
+    #: :class:`StepResult`; they are then copied. Adapters that hand out arrays for good may say so and save the copy.
+    reuses_buffers = True
     #: Device of the torch tensors that :meth:`reset`, :meth:`states` and :meth:`step` deal in (``cpu`` or ``cuda:0``,
     #: the one that the process sees), or None: they deal in numpy arrays. See ``claw_lightning/rollout/device.py``.
     device: Optional[str] = None
