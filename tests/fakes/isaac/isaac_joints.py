@@ -57,7 +57,9 @@ class Joints:
 
     def reset_target_pose(self, env_ids: torch.Tensor, apply_reset: bool = False) -> None:
         """New goals."""
-        self.goal[env_ids] = (2.0 * torch.rand((len(env_ids), self.active), device=self.device) - 1.0) * form.GOAL
+        drawn = 2.0 * torch.rand((len(env_ids), self.active), device=self.device) - 1.0
+        size = form.GOAL_MIN + (form.GOAL_MAX - form.GOAL_MIN) * drawn.abs()
+        self.goal[env_ids] = torch.where(drawn < 0.0, -size, size)
         self.near_goal_steps[env_ids] = 0
         self.reset_goal_buf[env_ids] = 0
 
@@ -92,7 +94,7 @@ class Joints:
         self._reset_lanes(env_ids)
 
     def _integrate(self, action: torch.Tensor) -> None:
-        self.dof_vel = self.dof_vel + form.REACH * action
+        self.dof_vel = form.DRAG * self.dof_vel - form.SPRING * self.dof_pos + form.REACH * action
         position = self.dof_pos + self.dof_vel
         stopped = position.abs() >= form.LIMIT
         self.dof_vel = torch.where(stopped, torch.zeros_like(position), self.dof_vel)
@@ -119,7 +121,7 @@ class Joints:
         if velocities is not None:
             buffer[:, velocities : velocities + self.active] = self.dof_vel
         else:
-            error = error - self.dof_vel
+            error = error - form.DRAG * self.dof_vel + form.SPRING * self.dof_pos
         buffer[:, errors : errors + self.active] = error
         buffer[:, -self.num_actions :] = self.actions
 
