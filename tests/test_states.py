@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import gymnasium
@@ -172,6 +173,26 @@ def test_losses_of_critics_depend_on_states(kind):
         fit(module, batch, spec)
         losses.append(module.latest_metrics["loss/critic"])
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("kind", ["td3", "gradient"])
+def test_images_and_states_beside_an_observation(kind):
+    """Policies see observation and features; the critics' loss trains the encoder with states behind both."""
+    spec = EnvSpec.from_json({**SPEC.to_json(), "image_shape": [3, 8, 8]})
+    plain = batch_of(kind)[0]
+    layout = RowLayout(OBS, ACTIONS, STATES, image_shape=spec.image_shape)
+    rows = np.zeros((*plain.rows.shape[:-1], layout.words), np.float32)
+    for name in plain.layout.fields:
+        layout.view(rows, name)[:] = plain.layout.view(plain.rows.numpy(), name)
+    pixels = torch.randint(0, 255, (*rows.shape[:-1], layout.image_size), dtype=torch.uint8)
+    layout.view(rows, "image")[:] = pixels.numpy()
+    batch = replace(plain, rows=torch.from_numpy(rows), layout=layout, next_images=pixels.flip(1))
+    module = built(spec, image_features=7, **KINDS[kind])
+    assert module.policy.input_size == OBS + 7 and module.critic_input_size == OBS + 7 + STATES
+    before = module.policy.encoder.last.weight.clone()
+    fit(module, batch, spec)
+    assert not torch.equal(before, module.policy.encoder.last.weight)
+    assert math.isfinite(module.latest_metrics["loss/critic"])
 
 
 def test_with_critic_input_obs_a_run_is_to_the_bit_that_of_the_task_without_states():
