@@ -43,7 +43,13 @@ SIMULATORS = (
         "pip install 'claw-lightning[robotics]'",
     ),
     ("Isaac Gym", "isaacgym", ("isaacgym",), True, "unpack Isaac Gym Preview 4 and pip install it into a Python 3.8"),
-    ("Playground", "mujoco_playground", ("playground", "jax"), False, "pip install playground, into its own Python"),
+    (
+        "Playground",
+        "mujoco_playground",
+        ("playground", "jax"),
+        False,
+        "pip install 'playground==0.2.0' 'jax<0.10', into its own Python",
+    ),
     ("mjlab", "mjlab", ("mjlab", "mujoco"), True, "pip install mjlab, into a Python of its own"),
     ("Isaac Lab", "isaaclab", ("isaaclab", "isaacsim"), True, "pip install isaaclab, into a Python of its own"),
 )
@@ -328,6 +334,9 @@ def judge_simulator(simulator: Tuple[Any, ...], python: Interpreter, has_gpu: bo
         return Finding(name, MISSING, text + ": its bindings do not load in this interpreter", cure)
     if title == "Isaac Gym" and "isaacgymenvs" not in python.modules:
         return Finding(name, LIMITED, text + ", without its tasks", "pip install isaacgymenvs (1.5.1) there as well")
+    if title == "Playground" and not jax_suits(python.versions):
+        cure = "%s -m pip install 'jax<0.10'" % python.path
+        return Finding(name, LIMITED, text + ": its hands fail at their first step with this jax", cure)
     if title in ("mjlab", "Isaac Lab", "Isaac Gym") and needs_gpu and not has_gpu:
         return Finding(name, LIMITED, text + ": needs an NVIDIA GPU to train", "run it on a machine with a GPU")
     if title == "Playground" and not has_gpu:
@@ -335,11 +344,19 @@ def judge_simulator(simulator: Tuple[Any, ...], python: Interpreter, has_gpu: bo
     return Finding(name, OK, text)
 
 
+def numbers(versions: Dict[str, str], package: str) -> Tuple[int, ...]:
+    """(3, 11, 0) of the version of a package; () where it is not there."""
+    return tuple(int(x) for x in re.findall(r"\d+", versions.get(package, ""))[:3])
+
+
 def mujoco_suits(versions: Dict[str, str]) -> bool:
     """gymnasium-robotics up to 1.4.2 fails with mujoco 3.12 and later (its pull request 330 mends that)."""
-    numbers = [tuple(int(x) for x in re.findall(r"\d+", versions.get(name, ""))[:3]) for name in
-               ("gymnasium-robotics", "mujoco")]  # fmt: skip
-    return numbers[0] > (1, 4, 2) or numbers[1][:2] < (3, 12)
+    return numbers(versions, "gymnasium-robotics") > (1, 4, 2) or numbers(versions, "mujoco")[:2] < (3, 12)
+
+
+def jax_suits(versions: Dict[str, str]) -> bool:
+    """Playground 0.2.0 calls ``clip(a_max=...)``, which jax 0.10 no longer has."""
+    return numbers(versions, "playground") > (0, 2, 0) or numbers(versions, "jax")[:2] < (0, 10)
 
 
 def judge_absent(pythons: List[Interpreter]) -> Iterator[Finding]:

@@ -250,6 +250,13 @@ def test_gymnasium_robotics_and_its_mujoco(robotics, mujoco, status):
     assert statuses(doctor.judge_interpreter(python, False))["Gymnasium-Robotics in /py"] == status
 
 
+@pytest.mark.parametrize("jax, status", [("0.9.0", OK), ("0.10.2", LIMITED)])
+def test_playground_and_its_jax(jax, status):
+    versions = {"playground": "0.2.0", "jax": jax}
+    python = doctor.Interpreter("/py", (3, 11, 0), "", ["numpy", "torch", "mujoco_playground"], versions)
+    assert statuses(doctor.judge_interpreter(python, True))["Playground in /py"] == status
+
+
 def test_interpreters_that_cannot_run_workers():
     judge = doctor.judge_interpreter
     (old,) = judge(doctor.Interpreter("/py", (3, 7, 1)), False)

@@ -12,7 +12,8 @@ from claw_lightning.rollout.envs.base import NEXT_STEP, EnvError, EnvSpec, StepR
 from claw_lightning.rollout.envs.gymnasium_env import PRIVILEGED_KEY, unknown_task
 from claw_lightning.rollout.envs.packages import check_lanes, load, numbers, one_line, package_version
 
-_CURE = "pip install 'playground>=0.2,<0.3' into a Python 3.11 or later"
+#: Playground 0.2.0 calls ``clip(a_max=...)``, which JAX 0.10 no longer has.
+_CURE = "pip install 'playground==0.2.0' 'jax<0.10' into a Python 3.11 or later"
 #: Metrics by which a task says that it is solved at this step.
 _SUCCESS_METRICS = ("success", "reward/success")
 IMPLEMENTATIONS = ("warp", "jax")

@@ -146,7 +146,7 @@ def test_every_step_says_where_it_belongs(case, env):
     """Flags, borders, final observations, actions and states of each step, against what its words say."""
     first, actions, results = roll(env)
     now, over, ends = header(first), np.zeros(LANES, bool), 0
-    assert (now[:, STEP] == 0).all()
+    assert (now[:, STEP] == case.border_is_applied).all()
     for action, result in zip(actions, results):
         after = header(result.obs)
         assert (result.is_border == (over & (case.autoreset == NEXT_STEP))).all()
@@ -205,11 +205,11 @@ def test_a_reset_in_mid_episode_opens_new_ones(case, env):
     first, _, results = roll(env, 5)
     again = header(env.reset())
     before = header(results[-1].obs)
-    assert (again[:, STEP] == 0).all() and (again[:, EPISODE] > before[:, EPISODE]).all()
+    assert (again[:, STEP] == case.border_is_applied).all() and (again[:, EPISODE] > before[:, EPISODE]).all()
     result = env.step(np.zeros((LANES, env.spec.action_size), np.float32))
     assert not result.is_border.any()
     begun = (result.terminated | result.truncated) & (case.autoreset == SAME_STEP)
-    np.testing.assert_array_equal(header(result.obs)[:, STEP], 1 - begun)
+    np.testing.assert_array_equal(header(result.obs)[:, STEP], again[:, STEP] + 1 - begun)
 
 
 def test_success_is_never_of_another_episode(case, env):

@@ -404,3 +404,32 @@ def test_attributes_that_cannot_change_are_named(name, value):
     assert "\n" not in str(caught.value)
     assert all(one.unwrapped.friction == 0.5 for one in env._vector.envs)
     env.close()
+
+
+# -- restarts in the step that ends an episode ------------------------------------------------------------------------
+
+
+def test_restarts_in_the_same_step_keep_the_final_observation_and_its_success():
+    env = GymnasiumEnv("ClawCounting-v0", num_envs=2, seed=SEED, autoreset="same_step")
+    assert env.spec.autoreset == "same_step"
+    env.reset()
+    results = [env.step(zeros(env)) for _ in range(11)]
+    for lane, length in ((0, END_OF_LANE_0), (1, TIME_LIMIT)):
+        for index, result in enumerate(results):
+            episode, step = divmod(index + 1, length)
+            np.testing.assert_array_equal(result.obs[lane], [lane, episode, step])
+            assert result.has_final_obs[lane] == (step == 0) and not result.is_border[lane]
+            if step == 0:
+                np.testing.assert_array_equal(result.final_obs[lane], [lane, episode - 1, length])
+            if "success" in result.info:
+                assert result.info["success"][lane] == (step == 0 and lane == 0)
+
+
+def test_restarts_that_cannot_be_had_are_one_line(monkeypatch):
+    with pytest.raises(EnvError, match="autoreset: next_step or same_step, not 'disabled'"):
+        GymnasiumEnv("ClawCounting-v0", autoreset="disabled")
+    with pytest.raises(EnvError, match="images with same-step autoreset are not supported"):
+        GymnasiumEnv("ClawCamera-v0", autoreset="same_step")
+    monkeypatch.delattr(gym.vector, "AutoresetMode")
+    with pytest.raises(EnvError, match="same_step' needs Gymnasium 1.1"):
+        GymnasiumEnv("ClawCounting-v0", autoreset="same_step")
