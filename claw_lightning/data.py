@@ -461,7 +461,7 @@ class ReplayDataModule(pl.LightningDataModule):
             hold_log()
             for logger in [] if self.trainer is None else self.trainer.loggers:
                 if hasattr(logger, "command"):
-                    logger.command = stage
+                    logger.command = str(getattr(stage, "value", stage))
         if stage == "fit" and self.replay_device != "cpu" and not torch.cuda.is_available():
             raise ConfigError(f"data.replay_device is '{self.replay_device}', but torch finds no GPU here; use cpu")
         if stage == "fit" and self.replay_events is not None and self._playback is None:

@@ -47,8 +47,8 @@ class RunLogger(TensorBoardLogger):
     def claim(self) -> None:
         """Make the folder of a run that begins, one that no other run has; called on the first rank.
 
-        Unless a version was given, the command ``fit`` gets ``version_<n>``, and the other commands ``validate_<n>`` and so on, so
-        that they use up no numbers of runs.
+        Unless a version was given, the command ``fit`` gets ``version_<n>``, and the other commands ``validate_<n>``
+        and so on, so that they use up no numbers of runs.
 
         Raises:
             OSError: it cannot be made.

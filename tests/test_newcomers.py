@@ -275,7 +275,7 @@ def test_wrong_names_are_told_in_one_line(capsys, arguments, said):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--trainer.callbacks+=newcomer_plugin.Even"], "Even: its constructor failed (ValueError: n must be even, not"),
+        (["--trainer.callbacks+=newcomer_plugin.Even"], "Even: its constructor failed (ValueError: n must be even,"),
         (["--data.sampler=newcomer_plugin.Wrong"], "newcomer_plugin.Wrong: its constructor failed (TypeError: object"),
         (["--trainer.callbacks+=newcomer_plugin.Quits"], "newcomer_plugin.Quits: its constructor ended the program"),
         (["--trainer.callbacks+=newcomer_plugin.QuitsLater"], "exit(enough) was called by"),
