@@ -11,6 +11,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,11 +24,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from claw_lightning import slurm
-from claw_lightning.checkpoints import MARKER
+from claw_lightning.checkpoints import FOLDER, MARKER
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
 from claw_lightning.files import sync
-from claw_lightning.ranks import ranks_of, run_folder
+from claw_lightning.ranks import open_run_folder, ranks_of, run_folder
 from claw_lightning.replay.storage import REPLAY_FOLDER
 
 log = logging.getLogger(__name__)
@@ -73,10 +74,56 @@ class RunCheckpoint(Checkpoint):
         self._started = psutil.Process().create_time()
         self._aside: Path | None = None
         self._is_over = False
+        self._folder: Path | None = None
 
     def folder(self, trainer: pl.Trainer) -> Path:
-        """Where the files go."""
-        return Path(self.dirpath) if self.dirpath else run_folder(trainer) / "checkpoints"
+        """Where the files go: ``dirpath``, or ``checkpoints`` in the run's folder.
+
+        ``checkpoints_1`` and so on where another run has written into that.
+        """
+        if self._folder is not None:
+            return self._folder
+        return Path(self.dirpath) if self.dirpath else run_folder(trainer) / FOLDER
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse to write over what another run has left.
+
+        Raises:
+            ConfigError: ``dirpath`` holds the checkpoints of a run that this one does not go on from, or cannot be
+                written into.
+        """
+        if stage != "fit" or not self.dirpath or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        folder = Path(self.dirpath)
+        if folder != self._folder and holds_others(folder, trainer.ckpt_path):
+            raise ConfigError(
+                f"RunCheckpoint.dirpath: {folder} holds the checkpoints of another run; give another folder, move them "
+                f"away, or go on from them with --ckpt_path {folder}"
+            )
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take a folder that is no other run's. On all ranks.
+
+        Raises:
+            ConfigError: it cannot be made or written into.
+        """
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        base = Path(self.dirpath) if self.dirpath else open_run_folder(trainer) / FOLDER
+        error, folder = "", self._folder or base
+        if trainer.is_global_zero and self._folder is None:
+            try:
+                folder = take_folder(base, trainer.ckpt_path, is_fixed=bool(self.dirpath))
+            except OSError as caught:
+                error = (
+                    f"checkpoints cannot be written into {base} ({caught.strerror or caught}); set "
+                    "RunCheckpoint.dirpath or save_dir of trainer.logger to a folder that can be written"
+                )
+        error, self._folder = ranks_of(trainer).broadcast((error, folder))
+        if error:
+            raise ConfigError(error)
+        if folder != base and trainer.is_global_zero:
+            log.warning("%s holds the checkpoints of another run; those of this one go to %s", base, folder)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the newest, and the best by the monitored value."""
@@ -291,6 +338,50 @@ class RunCheckpoint(Checkpoint):
                     shutil.copyfile(before / name, folder / name)
             except OSError as error:
                 log.warning("%s was not kept as this run's best (%s)", before / name, error.strerror or error)
+
+
+def holds_others(folder: Path, ckpt_path: Any) -> bool:
+    """Whether a folder holds checkpoints, and none of them is what this run goes on from."""
+    if ckpt_path and Path(ckpt_path).resolve().parent == folder.resolve():
+        return False
+    return folder.is_dir() and any(folder.glob("*.ckpt"))
+
+
+def take_folder(base: Path, ckpt_path: Any, is_fixed: bool) -> Path:
+    """Make a folder that no other run has: ``base``, else the first of ``base_1``, ``base_2`` and so on.
+
+    Raises:
+        OSError: none can be made or written into; a full disk is not a reason, as it may be free before it is needed.
+    """
+    try:
+        before = Path(ckpt_path).resolve().parent if ckpt_path else None
+        if before is not None and before.name.startswith(base.name) and before.parent == base.parent.resolve():
+            folder = base.with_name(before.name)  # the same run goes on
+        elif is_fixed:
+            base.mkdir(parents=True, exist_ok=True)
+            folder = base
+        else:
+            base.parent.mkdir(parents=True, exist_ok=True)
+            folder = _make_free(base)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return base
+        raise
+
+
+def _make_free(base: Path) -> Path:
+    folder, number = base, 0
+    while True:
+        try:
+            folder.mkdir()  # fails where another run has just taken it
+            return folder
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+            number += 1
+            folder = base.with_name(f"{base.name}_{number}")
 
 
 class HeldIO(CheckpointIO):

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import end_run
 from claw_lightning.metrics import EpisodeStatistics
-from claw_lightning.ranks import run_folder
+from claw_lightning.ranks import open_run_folder
 from claw_lightning.rollout.collector import Episode
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,14 @@ class EpisodeLog(pl.Callback):
         self._last_write = 0.0
         self._data: Any = None
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the log and listen."""
-        if stage != "fit" or trainer.fast_dev_run or not trainer.is_global_zero:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        folder = run_folder(trainer)
-        self._file = self._prepare(Path(self.path) if self.path else folder / "episodes.csv")
+        path = Path(self.path) if self.path else open_run_folder(trainer) / "episodes.csv"  # on every rank
+        if not trainer.is_global_zero:
+            return
+        self._file = self._prepare(path)
         self._last_write = time.monotonic()
         self._data = trainer.datamodule  # type: ignore[attr-defined]
         self._data.episodes.listeners.append(self._add)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -11,30 +11,55 @@ from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
 
+TAU = 0.005  # where nobody gives one
+
 
 class TargetUpdate(UpdateCallback):
     """Soft: ``target <- (1 - tau) target + tau online``; hard: a copy. Every ``every`` critic updates.
 
+    Every run has one, whatever list of callbacks is given; ``model.tau`` and ``model.target_delay`` are its settings.
+
     Args:
         mode: soft or hard.
-        tau: step of the soft update, in (0, 1].
-        every: critic updates between target updates. With TD3's ``policy_delay`` 2, ``every: 2`` is the paper's choice.
+        tau: step of the soft update, in (0, 1]; None: ``model.tau``, or 0.005.
+        every: critic updates between target updates; None: ``model.target_delay``, or 1.
     """
 
-    def __init__(self, mode: Literal["soft", "hard"] = "soft", tau: float = 0.005, every: int = 1) -> None:
+    def __init__(
+        self, mode: Literal["soft", "hard"] = "soft", tau: float | None = None, every: int | None = None
+    ) -> None:
         if mode not in ("soft", "hard"):
             raise ConfigError(f"TargetUpdate.mode is '{mode}'; use soft or hard")
-        if not 0.0 < tau <= 1.0:
+        if tau is not None and not 0.0 < tau <= 1.0:
             raise ConfigError(f"TargetUpdate.tau is {tau}; it must lie in (0, 1]")
-        if every < 1:
+        if every is not None and every < 1:
             raise ConfigError(f"TargetUpdate.every is {every}; it must be at least 1")
-        self.weight = tau if mode == "soft" else 1.0
-        self.every = every
+        self.mode, self._tau, self._every = mode, tau, every
+        self._settle(None, None)
         self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget tensors of an earlier run: moving a module to a device may replace them."""
+        """Take the module's settings; forget tensors of an earlier run: moving a module to a device may replace them.
+
+        Raises:
+            ConfigError: the module's settings and this callback's own differ.
+        """
         self._pairs = None
+        settings: Any = getattr(pl_module, "settings", {})
+        self._settle(settings.get("tau"), settings.get("target_delay"))
+
+    def _settle(self, tau: float | None, every: int | None) -> None:
+        if self.mode == "hard" and tau is not None:
+            raise ConfigError(f"model.tau {tau} does nothing with TargetUpdate.mode hard; leave one of them out")
+        for ours, theirs, names in (
+            (self._tau, tau, ("TargetUpdate.tau", "model.tau")),
+            (self._every, every, ("TargetUpdate.every", "model.target_delay")),
+        ):
+            if None not in (ours, theirs) and ours != theirs:
+                raise ConfigError(f"{names[0]} {ours} and {names[1]} {theirs} contradict each other; keep the latter")
+        chosen = tau if self._tau is None else self._tau
+        self.weight = 1.0 if self.mode == "hard" else (TAU if chosen is None else chosen)
+        self.every = next((each for each in (self._every, every) if each is not None), 1)
 
     @torch.no_grad()
     def on_update_end(self, trainer: pl.Trainer, module: OptionCritic) -> None:

@@ -13,7 +13,7 @@ from claw_lightning.errors import ConfigError
 
 NAMED = ("last", "best")
 OTHERS = ("registry",)  # names that Lightning itself understands
-FOLDER = "checkpoints"  # in the folder of a run
+FOLDER = "checkpoints"  # in the folder of a run; checkpoints_1 and so on where runs share one
 MARKER = ".done"  # appended to a checkpoint's name
 
 
@@ -45,18 +45,24 @@ def find_checkpoint(path: str | None, roots: list[Path]) -> str | None:
             raise ConfigError(f"ckpt_path {path}: the newest run has no {path}.ckpt in {folder}; give a file")
         return str(folder / f"{path}.ckpt")
     if path is not None and Path(path).is_dir():
-        for folder in (Path(path) / FOLDER, Path(path)):
-            if (folder / "last.ckpt").is_file():
-                return str(folder / "last.ckpt")
+        found = [folder for folder in (*_folders(Path(path)), Path(path)) if (folder / "last.ckpt").is_file()]
+        if found:
+            return str(max(found, key=_written) / "last.ckpt")
         raise ConfigError(f"ckpt_path: {path} is a folder without {FOLDER}/last.ckpt; give a file, or a run's folder")
     return path
 
 
 def _runs(root: Path) -> Iterator[Path]:
     """Folders of checkpoints: of this run, or of the runs in this folder."""
-    for folder in (root, root / FOLDER, *sorted(root.glob(f"*/{FOLDER}"))):
+    for folder in (root, *_folders(root), *(folder for run in sorted(root.glob("*/")) for folder in _folders(run))):
         if any((folder / f"{name}.ckpt").is_file() for name in NAMED):
             yield folder
+
+
+def _folders(run: Path) -> list[Path]:
+    """Folders of checkpoints in a folder of one run, or of several that share it."""
+    found = sorted(run.glob(f"{FOLDER}*"))
+    return [path for path in found if path.name == FOLDER or path.name.removeprefix(f"{FOLDER}_").isdecimal()]
 
 
 def _written(folder: Path) -> float:
@@ -89,7 +95,7 @@ def own_folder(files: Sequence[Any]) -> Path | None:
     """Folder of the run whose configuration is among the files given; of several, the last one's. None: no run's."""
     for file in reversed(files):
         folder = Path(str(file)).parent
-        if any((folder / FOLDER / f"{name}.ckpt").is_file() for name in NAMED):
+        if any((inside / f"{name}.ckpt").is_file() for inside in _folders(folder) for name in NAMED):
             return folder
     return None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from claw_lightning import checkpoints, slurm
-from claw_lightning.errors import ConfigError, UsageError
+from claw_lightning.errors import ClawError, ConfigError, UsageError
 from claw_lightning.limits import computes_bfloat16, keep_freed_memory
 from claw_lightning.logs import NoiseFilter
 from claw_lightning.signals import Interrupted, StartUpSignals
@@ -28,6 +28,8 @@ from claw_lightning.usage import (
     environment_settings,
     explain_class,
     explain_interpolation,
+    main_help,
+    replaced_callbacks,
     take_topic,
     with_environment,
 )
@@ -50,25 +52,27 @@ def expand_configs(arguments: list[str]) -> list[str]:
     """
     from claw_lightning.configs import add_import_folder, find_config
 
-    expanded, expects = [], False
+    expanded, paths, expects = [], list[Path](), False
     for argument in arguments:
         flag, has_value, value = argument.partition("=")
         if expects or (has_value and flag in CONFIG_FLAGS):
             path = find_config(argument if expects else value)
             check_config(path)
             add_import_folder(path)
+            paths.append(path)
             argument = str(path) if expects else f"{flag}={path}"
             expects = False
         else:
             expects = argument in CONFIG_FLAGS
         expanded.append(argument)
+    for line in replaced_callbacks(paths):
+        log.warning("%s", line)
     return expanded
 
 
 def make_cli_class() -> Any:
     """The LightningCLI of this project; a function, because importing Lightning takes seconds."""
     from jsonargparse import set_parsing_settings
-    from lightning.pytorch.callbacks import BasePredictionWriter, Callback, ProgressBar
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
     from omegaconf.errors import OmegaConfBaseException
 
@@ -76,11 +80,12 @@ def make_cli_class() -> Any:
     from claw_lightning.configs import list_configs
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
-    from claw_lightning.ranks import run_folder
+    from claw_lightning.ranks import open_run_folder, run_folder
     from claw_lightning.rollout.envs import CodedEnv, EnvPoolEnv, FaultyEnv, FourRoomsEnv, GymnasiumEnv, VectorEnv
     from claw_lightning.rollout.envs.base import plain_init_args
     from claw_lightning.rollout.networks import NetworkBlock
     from claw_lightning.strategy import refuse, register
+    from claw_lightning.trainer import shipped_callbacks
 
     shipped_adapters = (
         CodedEnv,
@@ -109,6 +114,8 @@ def make_cli_class() -> Any:
         def format_help(self, formatter: Any = None) -> str:
             """Short for the commands; classes and the main parser have their own."""
             command = command_of(sys.argv[1:])
+            if command is None and self._subcommands_action is not None:
+                return main_help(list_configs())
             if command is None or "--model" not in self._option_string_actions:
                 return str(super().format_help() if formatter is None else super().format_help(formatter))
             return command_help(self, command, _help_topic, list_configs())
@@ -121,15 +128,25 @@ def make_cli_class() -> Any:
         """
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """Nothing yet: what is refused leaves no folder."""
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             """On the first rank; Lightning's own asks all of them."""
-            folder = run_folder(trainer)  # on every rank: it may be broadcast
+            folder = open_run_folder(trainer)  # on every rank: it may be broadcast
             if trainer.is_global_zero and not self.already_saved:
                 save_config(
                     self.parser.dump(self.config, skip_none=False, skip_link_targets=False),
                     folder / "logs" if not trainer.loggers else folder,
-                    "config" if stage == "fit" else str(trainer.state.fn.value),
+                    "config" if trainer.state.fn == "fit" else str(trainer.state.fn.value),
                 )
             self.already_saved = True
+
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            """As for a fit, where there is none."""
+            if not self.already_saved:
+                self.on_fit_start(trainer, pl_module)
+
+        on_test_start = on_predict_start = on_validation_start
 
     class ClawCLI(LightningCLI):
         """OptionCritic and ReplayDataModule, with the callbacks that every run needs."""
@@ -178,6 +195,7 @@ def make_cli_class() -> Any:
 
             parser.add_instantiator(recipe, VectorEnv, subclasses=True)
             parser.add_instantiator(block, NetworkBlock, subclasses=True)
+            parser.add_instantiator(construct, object, subclasses=True)  # of the kinds above the first one counts
 
         def _parse_ckpt_path(self) -> None:
             """Find and read the checkpoint, and keep its settings of the model where the user gave none.
@@ -244,22 +262,45 @@ def make_cli_class() -> Any:
                 refuse(settings["strategy"])
             chosen = settings.get("callbacks") or []
             chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
-            wanted: list[type[Callback]] = [callbacks.OrderlyStop, callbacks.WorkerHealth, callbacks.OptionDiagnostics]
-            if settings.get("enable_checkpointing") is not False:
-                wanted.append(
-                    callbacks.RunCheckpoint
-                )  # also keeps Lightning from adding its own, which saves at epochs
-            if settings.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in chosen):
-                wanted.append(callbacks.TrainingProgress)
-            if self.subcommand == "predict" and not any(isinstance(c, BasePredictionWriter) for c in chosen):
-                wanted.append(callbacks.RolloutWriter)
-            chosen += [cls() for cls in wanted if not any(isinstance(c, cls) for c in chosen)]
+            saves, has_bar = (settings.get(f"enable_{name}") is not False for name in ("checkpointing", "progress_bar"))
+            chosen = shipped_callbacks(chosen, self.subcommand, saves, has_bar)
             kwargs = {**kwargs, "callbacks": chosen}
             if settings.get("accelerator") == "cpu" and settings.get("precision") == "bf16-mixed":
                 kwargs["precision"] = usable_precision("bf16-mixed")
             return super().instantiate_trainer(**kwargs)
 
     return ClawCLI
+
+
+def construct(cls: type, *args: Any, **init_args: Any) -> Any:
+    """An instance of a class that a configuration names.
+
+    Raises:
+        ConfigError: its constructor failed, or wanted to end the program; one line with the class and the reason.
+    """
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        return cls(*args, **init_args)
+    except ClawError:
+        raise
+    except SystemExit as error:
+        raise ConfigError(f"{name}: its constructor ended the program (exit({exit_text(error)}))") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+        raise ConfigError(f"{name}: its constructor failed ({reason})") from error
+
+
+def exit_text(error: SystemExit) -> str:
+    """What was given to ``exit``."""
+    return "" if error.code is None else " ".join(str(error.code).split())
+
+
+def who_exited(error: SystemExit) -> str | None:
+    """Where the program was ended by other code than a parser's (``--help``): file, line, function; None: nowhere."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
+    if not frames or Path(frames[-1].filename).name == "argparse.py":
+        return None
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
 
 
 def usable_precision(precision: str) -> str:
@@ -363,7 +404,6 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def report(error: BaseException) -> int:
     """One line on the screen, the traceback in a file; returns the exit status."""
-    from claw_lightning.errors import ClawError
     from claw_lightning.rollout.envs.base import EnvError
 
     path = Path(os.environ.get("CLAW_ERROR_LOG", LOG_FILE))
@@ -374,6 +414,10 @@ def report(error: BaseException) -> int:
     is_plain = isinstance(shown, plain)
     text = " ".join(str(shown).split()) or type(shown).__name__
     line = text if is_plain or text == type(shown).__name__ else f"{type(shown).__name__}: {text}"
+    if isinstance(shown, OSError) and shown.filename is not None and not is_plain:
+        line = f"{shown.filename}: {shown.strerror}"
+        if any(f"{os.sep}loggers{os.sep}" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+            line = f"trainer.logger cannot write {line}; set its save_dir to a folder that can be written"
     if len(line) > MAX_LINE:
         line = line[: MAX_LINE - 3] + "..."
     try:
@@ -426,6 +470,11 @@ def main(arguments: list[str] | None = None) -> int:
             return interrupted(interruption.number)
         except KeyboardInterrupt:  # raised by a user's own code
             return 130
+        except SystemExit as error:
+            place = who_exited(error)
+            if place is None:  # the help was shown, or the configuration printed
+                raise
+            return report(ConfigError(f"exit({exit_text(error)}) was called by {place}; raise an error instead"))
         except Exception as error:
             # A library may have swallowed the interruption of an import, and stumbled over what was missing then.
             return report(error) if signals.received is None else interrupted(signals.received)

@@ -53,6 +53,8 @@ def find_config(name: str) -> Path:
     Raises:
         FileNotFoundError: With one line that names the file, close matches and what is shipped.
     """
+    if not name:
+        raise FileNotFoundError("--config is empty; name a file, or leave it out")
     given = Path(name).expanduser()
     if given.is_file():
         return given

@@ -7,13 +7,14 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +37,7 @@ from claw_lightning.limits import (
     refuse_oversized,
 )
 from claw_lightning.lockstep import LockStep
-from claw_lightning.logs import log_to_file, log_traceback
+from claw_lightning.logs import hold_log, log_to_file, log_traceback, stop_logging_to_file
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
 from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
@@ -47,6 +48,7 @@ from claw_lightning.ranks import (
     Ranks,
     deal_state,
     env_steps_of,
+    open_run_folder,
     ranks_of,
     run_folder,
 )
@@ -274,6 +276,8 @@ class ReplayDataModule(pl.LightningDataModule):
         self._is_rewound = False  # what was stored behind that is given up
         self._reward_env: VectorEnv | None = None
         self._closed = False
+        self._is_open = False  # there is a folder of the run, and log files in it
+        self._description: tempfile.TemporaryDirectory[str] | None = None
         self._segment_length = 1
         self._local: LockStep | None = None
         self._local_evaluator: Any = None
@@ -454,7 +458,11 @@ class ReplayDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Learn the task's sizes from a short-lived worker, and share out the cores."""
         self._join_ranks()
-        log_to_file(self.log_path("learner"))
+        if not self._is_open:
+            hold_log()
+            for logger in [] if self.trainer is None else self.trainer.loggers:
+                if hasattr(logger, "command"):
+                    logger.command = str(getattr(stage, "value", stage))
         if stage == "fit" and self.replay_device != "cpu" and not torch.cuda.is_available():
             raise ConfigError(f"data.replay_device is '{self.replay_device}', but torch finds no GPU here; use cpu")
         if stage == "fit" and self.replay_events is not None and self._playback is None:
@@ -511,8 +519,9 @@ class ReplayDataModule(pl.LightningDataModule):
             return env.spec, env.spec.versions
         found: dict[str, Any] = {}
         settings = dict(self._settings("describe", 0), num_envs=1, measure=True)
-        worker = Worker("the simulator", self._command(settings), (), self.log_path("describe"))
-
+        self._description = tempfile.TemporaryDirectory(prefix="claw-")
+        log_file = Path(self._description.name) / "describe.log"
+        worker = Worker("the simulator", self._command(settings), (), log_file)
         self._describer = pool = WorkerPool([worker], policy=self._failure_policy())
         try:
             worker.start()
@@ -523,17 +532,42 @@ class ReplayDataModule(pl.LightningDataModule):
                 if found:
                     break
                 if worker.error is not None:
+                    worker.log_path = self._keep_description()
                     raise WorkerError(worker.error["message"] + f" (log: {worker.log_path})")
                 if ended:
                     worker.wait(5.0)
+                    worker.log_path = self._keep_description()
                     raise worker.failure(f"did not start in {self.worker_python} ({worker.exit_text()})")
                 if worker.control.silence > pool.deadlines["start"]:
+                    worker.log_path = self._keep_description()
                     raise worker.failure("did not start in time")
         finally:
             pool.close(grace=1.0)
             self._describer = None
         self._process_bytes = (found.get("memory", 0), found.get("lane_memory", 0))
         return EnvSpec.from_json(found["spec"]), found["versions"]
+
+    def _keep_description(self) -> Path:
+        """Move the log of the simulator's short start into the run's folder, which there may not have been before."""
+        target = self.log_path("describe")
+        if self._description is not None:
+            source = Path(self._description.name) / "describe.log"
+            with suppress(OSError):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with source.open("rb") as old, target.open("ab") as new:
+                    shutil.copyfileobj(old, new)
+            self._description.cleanup()
+            self._description = None
+        return target
+
+    def open_logs(self) -> None:
+        """The run has been accepted: from now on it has a folder, with log files. Idempotent; called by the module."""
+        if self._is_open or self.trainer is None:
+            return
+        self._is_open = True
+        open_run_folder(self.trainer)
+        log_to_file(self.log_path("learner"))
+        self._keep_description()
 
     def _check_memory(self, spec: EnvSpec) -> None:
         """Refuse what will not fit, before anything large is made."""
@@ -667,7 +701,11 @@ class ReplayDataModule(pl.LightningDataModule):
         if trainer is None or trainer.state.fn != "fit" or not trainer.ckpt_path:
             return None
         folder = Path(trainer.ckpt_path).parent / REPLAY_FOLDER
-        shards = find_shards(folder)
+        try:
+            shards = find_shards(folder)
+        except ConfigError as error:
+            cure = "" if "remove " in str(error) else f"; or remove {folder}, and the memory is filled anew"
+            raise ConfigError(f"{error}{cure}") from error
         if not shards:
             log.info("no replay lies beside %s: the memory is filled anew before learning goes on", trainer.ckpt_path)
             return None
@@ -686,6 +724,8 @@ class ReplayDataModule(pl.LightningDataModule):
         """Close the workers (exception or signal; Lightning calls no teardown then)."""
         self.ranks.fail(exception, self.trainer)
         log_traceback(exception)
+        if not self._is_open:
+            stop_logging_to_file()  # of a run that was refused
         self.close()
 
     def kill(self) -> None:
@@ -943,7 +983,7 @@ class ReplayDataModule(pl.LightningDataModule):
             if self._has_same_rings:
                 self._rewind(rings)
         except ConfigError as error:
-            raise ConfigError(f"{error}; without {self._stored.folder} the memory is filled anew") from error
+            raise ConfigError(f"{error}; or remove {self._stored.folder}, and the memory is filled anew") from error
         for ring in rings:  # a replay may be newer than the checkpoint, but its policies are not of the future
             versions = ring.layout.view(ring.rows, "version")
             np.minimum(versions, self._updates(), out=versions)
@@ -1024,10 +1064,11 @@ class ReplayDataModule(pl.LightningDataModule):
             if (own / DONE).is_file() and (self._is_rewound or not self._is_ours(own, memory.written)):
                 discard_replay(own)  # as this run's checkpoint takes the place of the other one
             self._is_rewound = False
-            save_replay(memory.written, own, run=self._run_id)
+            save_replay(memory.written, own, run=self._run_id, moment=int(getattr(self.trainer, "global_step", -1)))
         except (OSError, ConfigError) as caught:
             error = caught
-        if all(ranks.gather(error is None, self.supervise)) and ranks.rank == 0:
+        is_whole = all(ranks.gather(error is None, self.supervise))
+        if is_whole and ranks.rank == 0 and (ranks.size == 1 or not ranks.is_over):  # a lost rank has saved nothing
             mark_complete(folder, ranks.size, self._run_id)
         if error is not None:
             raise error

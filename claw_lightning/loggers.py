@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -34,6 +36,47 @@ class RunLogger(TensorBoardLogger):
     """
 
     _silent_until = 0.0
+    _is_claimed = False
+    #: The command whose folder this is; the data module sets it.
+    command = "fit"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._version_given = self._version
+
+    def claim(self) -> None:
+        """Make the folder of a run that begins, one that no other run has; called on the first rank.
+
+        Unless a version was given, the command ``fit`` gets ``version_<n>``, and the other commands ``validate_<n>``
+        and so on, so that they use up no numbers of runs.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if self._is_claimed:
+            return
+        if self._version_given is not None:
+            Path(self.log_dir).mkdir(parents=True, exist_ok=True)
+            self._is_claimed = True
+            return
+        root = Path(self.root_dir)
+        root.mkdir(parents=True, exist_ok=True)
+        name = "version" if self.command == "fit" else self.command
+        taken = [path.name.removeprefix(f"{name}_") for path in root.glob(f"{name}_*")]
+        number = 1 + max((int(each) for each in taken if each.isdecimal()), default=-1)
+        while True:
+            try:
+                (root / f"{name}_{number}").mkdir()  # fails where another run has just taken it
+                break
+            except FileExistsError:
+                number += 1
+        self._version = number if self.command == "fit" else f"{name}_{number}"
+        self._is_claimed = True
+
+    @property
+    def experiment(self) -> Any:
+        """TensorBoard's writer; before the run is accepted something that does nothing: Lightning asks early."""
+        return super().experiment if self._is_claimed else _DummyExperiment()
 
     def _try(self, write: Callable[[], Any]) -> None:
         if time.monotonic() < self._silent_until:
@@ -48,11 +91,13 @@ class RunLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """As TensorBoardLogger; an OSError is logged."""
+        self._try(self.claim)  # where nobody has
         self._try(lambda: super(RunLogger, self).log_metrics(metrics, step))
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """As TensorBoardLogger; an OSError is logged."""
+        self._try(self.claim)
         self._try(lambda: super(RunLogger, self).log_hyperparams(*args, **kwargs))
 
     @rank_zero_only

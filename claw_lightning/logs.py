@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = "%(asctime)s {name} (%(process)d) %(levelname)s %(message)s"
+MAX_HELD = 1000  # records before there is a file
 MAX_BYTES = 64 << 20  # of a file, after which it is moved to <name>.1
 #: Beginnings of Lightning's messages that no user of this command can act on.
 NOISE = ("`weights_only` was not set", "💡 Tip", "TPU available", "GPU available: False")
@@ -48,8 +49,29 @@ class _QuietFileHandler(RotatingFileHandler):
         """Drop the record."""
 
 
+class _Holder(logging.Handler):
+    """Keeps records until there is a file for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it; a run that logs so much before it begins is not to fill the memory."""
+        if len(self.records) < MAX_HELD:
+            self.records.append(record)
+
+
+def hold_log() -> None:
+    """Keep what this process logs until :func:`log_to_file` is called: a run that is refused leaves no file."""
+    stop_logging_to_file()
+    _handlers.append(_Holder())
+    logging.getLogger().addHandler(_handlers[0])
+
+
 def log_to_file(path: Path, name: str = "learner") -> None:
-    """Send what this process logs to a file as well, instead of the file of an earlier run."""
+    """Send what this process logs to a file as well, instead of the file of an earlier run; what was held too."""
+    held = [record for handler in _handlers if isinstance(handler, _Holder) for record in handler.records]
     stop_logging_to_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +83,8 @@ def log_to_file(path: Path, name: str = "learner") -> None:
     handler.addFilter(NoiseFilter())
     logging.getLogger().addHandler(handler)
     _handlers.append(handler)
+    for record in held:
+        handler.handle(record)
 
 
 def log_traceback(error: BaseException) -> None:

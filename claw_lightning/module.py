@@ -153,6 +153,10 @@ class OptionCritic(Learner):
         termination_lr: of the termination network.
         value_lr: of option value and state value.
         temperature_lr: of the stochastic actor's temperature.
+        tau: step of the target networks towards the networks themselves; the callback TargetUpdate takes it. None: its
+            own ``tau``, or 0.005.
+        target_delay: critic updates per step of the target networks. With TD3's ``policy_delay`` 2, 2 is the paper's
+            choice. None: TargetUpdate's own ``every``, or 1.
         lr_decay_steps: environment steps over which all learning rates fall linearly to ``final_lr`` of their values;
             0: they stay.
         final_lr: share of the learning rates that is left then.
@@ -224,6 +228,8 @@ class OptionCritic(Learner):
         termination_lr: float = 3e-4,
         value_lr: float = 1e-3,
         temperature_lr: float = 3e-4,
+        tau: float | None = None,
+        target_delay: int | None = None,
         lr_decay_steps: int = 0,
         final_lr: float = 0.1,
         policy_delay: int = 2,
@@ -523,10 +529,16 @@ class OptionCritic(Learner):
         return [torch.optim.Adam(parameters, lr=lr, fused=True) for _, parameters, lr in groups]
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Callbacks without which nothing is learned, unless the user gave his own of the kind."""
+        """Callbacks without which nothing is learned, unless the user gave his own of the kind.
+
+        Raises:
+            ConfigError: targets would be moved by several.
+        """
         from callbacks import PolicyPublisher, StalenessMonitor, TargetUpdate
 
         present = self.trainer.callbacks  # type: ignore[attr-defined]
+        if sum(isinstance(callback, TargetUpdate) for callback in present) > 1:
+            raise ConfigError("trainer.callbacks holds TargetUpdate more than once; keep one, or set model.tau instead")
         wanted = (TargetUpdate, PolicyPublisher, StalenessMonitor)
         return [cls() for cls in wanted if not any(isinstance(callback, cls) for callback in present)]
 
@@ -695,6 +707,13 @@ class OptionCritic(Learner):
         if str(self.trainer.precision) == "16-mixed":
             raise ConfigError("trainer.precision 16-mixed needs a scaler per optimiser; use bf16-mixed or 32-true")
         self._join_ranks()
+        self._open_logs()
+
+    def _open_logs(self) -> None:
+        """Nothing is refused any more: the data module may make the run's folder."""
+        open_logs = getattr(getattr(self.trainer, "datamodule", None), "open_logs", None)
+        if open_logs is not None:
+            open_logs()
 
     def _join_ranks(self) -> None:
         """With several ranks: begin with the same parameters, and each with noise of its own from here on."""
@@ -710,8 +729,10 @@ class OptionCritic(Learner):
     def on_validation_start(self) -> None:
         """Evaluations need the ranks too, also where nothing is trained."""
         self.ranks = ranks_of(self.trainer)
+        self._open_logs()
 
     on_test_start = on_validation_start
+    on_predict_start = on_validation_start
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """With several ranks: what wants to stop this one's loop becomes a vote, and all stop after the same step."""

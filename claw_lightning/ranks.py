@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -364,6 +364,7 @@ children: dict[int, Any] = {}
 _parent: tuple[int, int] | None = None
 _connected: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 _folders: WeakKeyDictionary[Any, Path] = WeakKeyDictionary()
+_opened: WeakSet[Any] = WeakSet()
 PARENT_VARIABLE = "CLAW_LEADING_PROCESS"
 #: Exit statuses of a rank that was told to end.
 INTERRUPTED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
@@ -459,6 +460,35 @@ def run_folder(trainer: Any) -> Path:
     if trainer not in _folders:
         _folders[trainer] = log_folder(trainer)
     return _folders[trainer]
+
+
+def open_run_folder(trainer: Any) -> Path:
+    """Folder of a run that has been accepted: made, and taken so that no other run gets it. On all ranks at once.
+
+    Before, :func:`run_folder` names the folder as it would be now, and nothing is to be written into it: a run that is
+    refused leaves none. Idempotent for each trainer.
+
+    Raises:
+        ConfigError: the folder cannot be made; one line with the cure.
+    """
+    if trainer in _opened:
+        return run_folder(trainer)
+    if trainer.is_global_zero:
+        try:
+            for logger in getattr(trainer, "loggers", ()):
+                if hasattr(logger, "claim"):
+                    logger.claim()
+            if getattr(trainer, "world_size", 1) == 1:
+                run_folder(trainer).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            folder = error.filename or trainer.default_root_dir
+            raise ConfigError(
+                f"the run's folder {folder} cannot be made ({error.strerror or error}); set save_dir of trainer.logger "
+                "(or trainer.default_root_dir) to a folder that can be written"
+            ) from error
+    _folders.pop(trainer, None)
+    _opened.add(trainer)
+    return run_folder(trainer)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

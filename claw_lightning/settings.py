@@ -175,6 +175,10 @@ def _check_alone(h: Any) -> None:
         )
     if h.lr_decay_steps < 0:
         raise ConfigError(f"model.lr_decay_steps is {h.lr_decay_steps}; it cannot be negative (0: no decay)")
+    if h.tau is not None and not 0.0 < h.tau <= 1.0:
+        raise ConfigError(f"model.tau is {h.tau}; it must lie in (0, 1]")
+    if h.target_delay is not None and h.target_delay < 1:
+        raise ConfigError(f"model.target_delay is {h.target_delay}; it must be at least 1")
     for name in ("all_options", "trace", "policy_average", "final_lr"):
         if not 0.0 <= h[name] <= 1.0:
             raise ConfigError(f"model.{name} is {h[name]}; it must lie in [0, 1]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import re
@@ -17,6 +18,7 @@ COMMANDS = ("fit", "validate", "test", "predict")
 #: Environment variables are named CLAW_<COMMAND>__<KEY>, with two underscores where the key has a dot.
 PREFIX = "CLAW_"
 GROUPS = ("trainer", "model", "data")
+EXAMPLES = {"trainer": "TRAINER__MAX_TIME", "model": "MODEL__GAMMA", "data": "DATA__BATCH_SIZE"}
 CONFIG_FLAGS = ("--config", "-c")
 
 
@@ -33,14 +35,23 @@ def check_config(path: Path) -> None:
     import yaml
 
     try:
-        node = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        nodes = list(yaml.compose_all(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{place}: {getattr(error, 'problem', None) or 'not valid YAML'}") from error
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not valid YAML"
+        raise UsageError(f"{path}{place}: {problem}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not a text file in UTF-8") from error
-    if node is None:
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read ({error.strerror or error})") from error
+    if len(nodes) > 1:
+        raise UsageError(
+            f"{path}, line {nodes[1].start_mark.line + 1}: a second document begins here; keep one per file, and give "
+            "the files by several --config"
+        )
+    node = nodes[0] if nodes else None
+    if node is None or node.tag == "tag:yaml.org,2002:null":
         raise UsageError(f"{path}: the file is empty; it should hold trainer:, model: or data: with settings below")
     if not isinstance(node, yaml.MappingNode):
         what = "a list" if isinstance(node, yaml.SequenceNode) else "a mere text"
@@ -85,6 +96,34 @@ def _check_keys(path: Path, node: Any, seen: set[int], above: tuple[int, ...] = 
                 )
 
 
+def replaced_callbacks(paths: Iterable[Path]) -> list[str]:
+    """One line for each file whose ``trainer.callbacks`` takes the place of a list before that has other classes."""
+    import yaml
+
+    names: list[str] = []
+    lines = []
+    for path in paths:
+        with contextlib.suppress(Exception):  # what is wrong with a file is told by who reads it
+            trainer = (yaml.safe_load(path.read_text()) or {}).get("trainer") or {}
+            if trainer.get("callbacks") is not None:
+                given = _class_names(trainer["callbacks"])
+                lost = [name for name in names if name not in given]
+                if lost:
+                    lines.append(
+                        f"{path}: trainer.callbacks replaces the list of the files before; left out: {', '.join(lost)} "
+                        "(callbacks+: adds to it)"
+                    )
+                names = given
+            names += _class_names(trainer.get("callbacks+") or [])
+    return lines
+
+
+def _class_names(listed: Any) -> list[str]:
+    each = listed if isinstance(listed, list) else [listed]
+    paths = [item.get("class_path", "") if isinstance(item, dict) else str(item) for item in each]
+    return [path.rpartition(".")[2] for path in paths]
+
+
 # -- environment ------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +141,11 @@ def environment_settings(command: str | None, environment: Mapping[str, str]) ->
             continue
         head, *keys = name.removeprefix(PREFIX).lower().split("__")
         if head in COMMANDS and keys and all(keys):
+            if keys in ([each] for each in GROUPS) and not environment[name].lstrip().startswith("{"):
+                raise UsageError(
+                    f"environment variable {name}: {keys[0]} is a group of settings; name one, such as "
+                    f"{PREFIX}{head.upper()}__{EXAMPLES[keys[0]]}"
+                )
             if head == command:
                 found[".".join(keys)] = (name, environment[name])
             continue
@@ -194,8 +238,12 @@ def explain_interpolation(error: Exception, keys: Iterable[str]) -> str:
     text = " ".join(str(error).split("\n")[0].split())
     missing = re.search(r"resolved to '([^']+)'", text) or re.search(r"Interpolation key '([^']+)' not found", text)
     if missing:
-        name = re.sub(rf"^({'|'.join(COMMANDS)})\.", "", missing.group(1))
-        text = f"there is no value of '{name}' to take" + nearest(name, keys)
+        name, known = re.sub(rf"^({'|'.join(COMMANDS)})\.", "", missing.group(1)), list(keys)
+        text = f"there is no value of '{name}' to take" + nearest(name, known)
+        if name in known:
+            text = f"'{name}' cannot be taken: interpolations lead in a circle; give one of them a value"
+    if type(error).__name__ == "GrammarParseError":
+        text = "an interpolation that refers to itself, or that cannot be read; it is written ${model.gamma}"
     variable = re.search(r"Environment variable '([^']+)' not found", text)
     if variable:
         name = variable.group(1)
@@ -263,6 +311,36 @@ def _in_full(key: str, action: Any, width: int) -> list[str]:
     facts.append(f"default: {_value(action) or 'null'}")
     body = textwrap.wrap(f"{_text(action)} ({', '.join(facts)})", max(40, width - 8))
     return [f"  --{key}", *(f"        {line}" for line in body)]
+
+
+def main_help(shipped: Iterable[str]) -> str:
+    """What ``lightning --help`` says: what this is, the commands, and how to begin."""
+    names = ", ".join(name.removesuffix(".yaml") for name in shipped)
+    return (
+        "\n".join(
+            [
+                "usage: lightning {fit,validate,test,predict} --config FILE [--config FILE ...] [--key value ...]",
+                "",
+                "claw-lightning trains dexterous robot hands: off-policy option-critic, with experience from",
+                "background simulator processes.",
+                "",
+                "  fit         train; --ckpt_path last goes on with a run that was broken off",
+                "  validate    play noise-free episodes with the policy of a checkpoint and print their return",
+                "  test        as validate, with other seeds, for the figures that are reported",
+                "  predict     play the episodes of validate and write every step of them to a file",
+                "",
+                "  lightning fit --config pendulum                      a sanity check, two minutes on two cores",
+                "  lightning fit --config hand_reach_dense              the main job: a Shadow Hand with four options",
+                "  lightning validate --config runs/version_0/config.yaml --ckpt_path best",
+                "",
+                "  lightning fit --help                                 all options, a line each",
+                "  lightning fit --help model.gamma                     one of them in full",
+                "",
+                *textwrap.wrap(f"Shipped configurations: {names}", 100),
+            ]
+        )
+        + "\n"
+    )
 
 
 def command_help(parser: Any, command: str, topic: str | None, shipped: Iterable[str]) -> str:

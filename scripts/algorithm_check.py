@@ -497,7 +497,7 @@ def recipe(config: Path) -> dict[str, Any]:
     model = {**defaults(OptionCritic), **stored["model"]}
     data = {**defaults(ReplayDataModule), **stored["data"]}
     noise = {**defaults(Exploration), **(model["exploration"] or {})}
-    update = next(c for c in stored["trainer"]["callbacks"] if c["class_path"].endswith("TargetUpdate"))["init_args"]
+    update = {"tau": model["tau"] or 0.005, "every": model["target_delay"] or 1}
     lanes = data["num_workers"] * data["envs_per_worker"]
     gradient_steps = data["samples_per_insert"] * lanes / data["batch_size"]
     for unsuited, why in (

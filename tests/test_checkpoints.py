@@ -41,20 +41,26 @@ def made(tmp_path_factory):
 def runs(made):
     """The same, to be written into."""
     shutil.copytree(made / "runs", "runs")
+    shutil.copytree(made / "runs/version_0/checkpoints/replay", "replay_as_made")
     return Path("runs")
 
 
 def refused(capsys, *arguments, command="fit"):
     """The one line with which the command ends; it has written no checkpoint and left nothing running."""
-    before = tree()
+    before, folders_before = tree(), folders()
     assert cli.main([command, *FAST[1:], *LIMITS, *arguments]) == 1
     err = capsys.readouterr().err
     lines = [line for line in err.splitlines() if "INFO" not in line and "WARNING" not in line]
     assert len(lines) == 1 and lines[0].startswith("lightning: error: "), err
     after = tree()
     assert {name: after[name] for name in before} == before
-    assert not [name for name in set(after) - set(before) if name.endswith((".ckpt", ".done", ".rows"))]
+    assert set(after) == set(before)
+    assert folders() == folders_before  # no number of a run is used up by what is refused
     return lines[0]
+
+
+def folders():
+    return sorted(str(path) for path in Path("runs").rglob("*") if path.is_dir())
 
 
 def tree():
@@ -65,6 +71,11 @@ def tree():
 
 
 # -- which file -------------------------------------------------------------------------------------------------------
+
+
+def made_replay(runs):
+    """The replay of the run as it was made, aside."""
+    return runs.with_name("replay_as_made")
 
 
 def touch(path, seconds=0):
@@ -178,6 +189,61 @@ def test_another_task_another_k_and_a_broken_replay_are_refused_and_nothing_is_o
     assert "ring_0.rows has" in line and "copy it anew" in line
 
 
+def test_a_damaged_replay_says_what_to_remove_and_then_the_run_goes_on(capsys, runs):
+    header = runs / "version_0/checkpoints/replay/replay.json"
+    resume = ["--ckpt_path=runs/version_0", "--model.num_options=3", "--data.max_env_steps=240"]
+    for text in ("{}", "[]", "null", "7", '{"format": 1}', "", '{"rings": {}}'):
+        header.write_text(text)
+        assert f"remove {header.parent}" in refused(capsys, *resume)
+    rows = header.with_name("ring_0.rows")
+    shutil.copytree(made_replay(runs), header.parent, dirs_exist_ok=True)
+    rows.unlink()
+    assert f"or remove {header.parent}, and the memory is filled anew" in refused(capsys, *resume)
+    shutil.rmtree(header.parent)
+    assert cli.main([*FAST, *LIMITS, *resume]) == 0
+
+
+# -- whose files may be written over ----------------------------------------------------------------------------------
+
+WITHOUT = ["--trainer.logger=false", "--data.max_env_steps=140", *LIMITS]
+
+
+def test_runs_without_a_logger_leave_each_others_checkpoints_alone(capsys):
+    """And so do two with the same version of a logger, or with the same folder of checkpoints."""
+
+    def files(pattern):
+        return {str(path): path.read_bytes() for path in Path().glob(pattern)}
+
+    assert cli.main([*FAST, *WITHOUT]) == 0
+    first = files("checkpoints/*.*")
+    assert {"checkpoints/last.ckpt", "checkpoints/best.ckpt"} <= set(first)
+    assert cli.main([*FAST, *WITHOUT, "--model.gamma=0.8"]) == 0
+    assert files("checkpoints/*.*") == first and files("checkpoints_1/*.*").keys() >= {"checkpoints_1/last.ckpt"}
+    assert find_checkpoint("last", run_folders({"logger": False})) == "checkpoints_1/last.ckpt"
+    assert find_checkpoint(".", []) == "checkpoints_1/last.ckpt"
+    # A run that goes on from there is the same run.
+    assert cli.main([*FAST, *WITHOUT, "--ckpt_path=last", "--data.max_env_steps=200"]) == 0
+    assert files("checkpoints/*.*") == first and not Path("checkpoints_2").exists()
+    assert torch.load("checkpoints_1/last.ckpt", weights_only=True)["claw"]["env_steps"] == 200
+    capsys.readouterr()
+    fixed = ["--trainer.callbacks+=RunCheckpoint", "--trainer.callbacks.dirpath=checkpoints"]
+    line = refused(capsys, *WITHOUT, *fixed)
+    assert "RunCheckpoint.dirpath: checkpoints holds the checkpoints of another run" in line
+    assert files("checkpoints/*.*") == first
+
+
+def test_what_cannot_be_written_into_is_refused_before_anything_is_done(capsys):
+    """The system's own folder refuses root too."""
+    line = refused(capsys, "--trainer.logger.save_dir=/sys/claw")
+    assert "run's folder /sys/claw cannot be made" in line and "set save_dir of trainer.logger" in line
+    fixed = ["--trainer.callbacks+=RunCheckpoint", "--trainer.callbacks.dirpath=/sys/claw"]
+    assert "checkpoints cannot be written into /sys/claw" in refused(capsys, *fixed, "--trainer.logger=false")
+    Path("file").write_text("")
+    assert "trainer.logger cannot write" in refused(
+        capsys, "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=file"
+    )
+
+
 # -- whose settings hold ----------------------------------------------------------------------------------------------
 
 
@@ -216,6 +282,10 @@ def test_a_resumed_run_keeps_settings_but_for_those_that_are_typed_and_overwrite
     for name in ("best", "last"):
         assert cli.main(["validate", *FAST[1:], *LIMITS, f"--ckpt_path={name}", "--model.num_options=3"]) == 0
     assert "val/return" in capsys.readouterr().out
+    # Evaluations have numbers of their own.
+    names = sorted(path.name for path in runs.iterdir())
+    assert names == ["validate_0", "validate_1", "version_0", "version_1"]
+    assert (runs / "validate_0/validate.yaml").is_file() and (runs / "validate_0/logs/learner.log").is_file()
     assert "model.num_options" in refused(capsys, "--ckpt_path=best", "--model.num_options=2", command="validate")
     line = refused(capsys, "--ckpt_path=last", "--model.num_options=3", "--model.initial_termination=0.3")
     assert "model.initial_termination 0.3 would do nothing" in line

@@ -51,6 +51,22 @@ def test_the_other_writes_are_no_errors_either(tmp_path, clock, monkeypatch, cap
     assert "Input/output error" in caplog.text
 
 
+def test_runs_that_begin_at_once_have_numbers_of_their_own_and_evaluations_use_up_none(tmp_path):
+    loggers = [RunLogger(str(tmp_path), name=None) for _ in range(5)]
+    assert {logger.version for logger in loggers} == {0}
+    assert all(logger.experiment.add_scalar("x", 1.0) is None for logger in loggers)
+    assert not list(tmp_path.iterdir())  # nothing before the run is accepted
+    for logger, command in zip(loggers, ("fit", "validate", "fit", "predict", "validate"), strict=True):
+        logger.command = command
+        logger.claim()
+        logger.claim()
+    names = ["predict_0", "validate_0", "validate_1", "version_0", "version_1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    given = RunLogger(str(tmp_path), name=None, version=7)
+    given.claim()
+    assert given.log_dir == str(tmp_path / "version_7")
+
+
 def test_curves_are_written(tmp_path):
     logger = RunLogger(tmp_path, name=None)
     logger.log_metrics({"a": 1.0}, 1)

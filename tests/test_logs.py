@@ -22,6 +22,17 @@ def test_lines_have_time_process_and_level(tmp_path):
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d [\d:,]+ learner \({os.getpid()}\) WARNING worker 0 was killed\n", line)
 
 
+def test_what_is_said_before_the_run_is_accepted_is_held_and_of_a_refused_one_nothing_is_left(tmp_path):
+    for name in ("refused", "accepted"):
+        logs.hold_log()
+        logging.getLogger("claw_lightning.data").warning("task %s", name)
+    assert not list(tmp_path.iterdir())
+    logs.log_to_file(tmp_path / "logs" / "learner.log")
+    logging.getLogger("x").error("later")
+    lines = (tmp_path / "logs" / "learner.log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["accepted", "later"]
+
+
 def test_the_next_run_has_a_file_of_its_own(tmp_path):
     handlers = list(logging.getLogger().handlers)
     for name in ("a", "b"):

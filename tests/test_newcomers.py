@@ -23,6 +23,22 @@ class Mine(Callback):
 class MySampler(Uniform):
     def __init__(self, power: float = 1.0):
         self.power = power
+
+class Even(Callback):
+    def __init__(self, n: int = 1):
+        raise ValueError("n must be even,\\n not 1")
+
+class Wrong(MySampler):
+    def __init__(self):
+        len(3)
+
+class Quits(Callback):
+    def __init__(self):
+        quit()
+
+class QuitsLater(Callback):
+    def on_fit_start(self, trainer, module):
+        raise SystemExit("enough")
 """
 
 
@@ -79,7 +95,7 @@ def test_callbacks_added_by_name_with_arguments_and_a_sampler_of_ones_own(starte
         *FAST, *NO_LOGS, "--trainer.callbacks+=newcomer_plugin.Mine", "--trainer.callbacks.beta=3",
         "--data.sampler=newcomer_plugin.MySampler", "--data.sampler.power=0.5",
     )  # fmt: skip
-    assert callback(trainer, "Mine").beta == 3.0 and callback(trainer, "TargetUpdate")
+    assert callback(trainer, "Mine").beta == 3.0
     assert data.sampler.power == 0.5
 
 
@@ -100,6 +116,7 @@ def test_a_list_replaces_the_list_before_it_and_null_takes_a_setting_back(starte
     )  # fmt: skip
     names = [type(c).__name__ for c in trainer.callbacks]
     assert "Mine" in names and "OrderlyStop" in names and "TargetUpdate" not in names
+    assert model.settings.tau == 0.01  # which the TargetUpdate that every run gets takes
     assert data.hindsight is None and model.exploration.kind == "gaussian"
 
 
@@ -148,7 +165,7 @@ def test_files_compose_and_what_is_typed_wins(started):
         "fit", "--config", "debug/fast", "-c", "a.yaml", "--config=b.yaml", *NO_LOGS, "--model.trace", "0.25"
     )
     assert model.settings.gamma == 0.7 and model.settings.trace == 0.25
-    assert callback(trainer, "Mine") and callback(trainer, "TargetUpdate")
+    assert callback(trainer, "Mine")
 
 
 def test_the_environment_stands_between_files_and_what_is_typed(started, monkeypatch):
@@ -243,11 +260,39 @@ def refused(capsys, status, *arguments):
         (["--data.sampler=Prioritised"], "did you mean Prioritized?"),
         (["--model.network=newcomer_plugin.Mine"], "newcomer_plugin.Mine is no NetworkBlock"),
         (["--model.trace=${model.gama}"], "model.trace: there is no value of 'model.gama' to take (did you mean"),
+        (
+            ["--model.trace=${model.trace}"],
+            "model.trace: 'model.trace' cannot be taken: interpolations lead in a circle",
+        ),
+        (["--model.trace=${model.gamma}", "--model.gamma=${model.trace}"], "interpolations lead in a circle"),
         (["--model.trace=${oc.env:NO_SUCH_VARIABLE}"], "environment variable NO_SUCH_VARIABLE is not set"),
     ],
 )
 def test_wrong_names_are_told_in_one_line(capsys, arguments, said):
     assert said in refused(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--trainer.callbacks+=newcomer_plugin.Even"], "Even: its constructor failed (ValueError: n must be even,"),
+        (["--data.sampler=newcomer_plugin.Wrong"], "newcomer_plugin.Wrong: its constructor failed (TypeError: object"),
+        (["--trainer.callbacks+=newcomer_plugin.Quits"], "newcomer_plugin.Quits: its constructor ended the program"),
+        (["--trainer.callbacks+=newcomer_plugin.QuitsLater"], "exit(enough) was called by"),
+        (["--trainer.callbacks+=quits_plugin.Mine"], "quits_plugin.py, line 1, in <module>"),
+        (["--trainer.callbacks=[TargetUpdate,TargetUpdate]"], "TargetUpdate more than once"),
+        (["--trainer.callbacks+=TargetUpdate", "--trainer.callbacks.tau=0.3"], "TargetUpdate.tau 0.3 and model.tau"),
+        (["--config="], "--config is empty"),
+    ],
+)  # fmt: skip
+def test_what_fails_in_plug_ins_is_told_in_one_line(capsys, arguments, said):
+    Path("quits_plugin.py").write_text("raise SystemExit(0)\n")
+    assert said in refused(capsys, 1, *arguments)
+
+
+def test_an_interpolation_in_a_file_that_refers_to_itself(capsys):
+    Path("own.yaml").write_text("model:\n  trace: ${model.trace}\n")
+    assert "model.trace: an interpolation that refers to itself" in refused(capsys, 2, "--config", "own.yaml")
 
 
 def test_wrong_variables_are_told_in_one_line(capsys, monkeypatch):

@@ -1,13 +1,19 @@
 """Plug-ins as docs/plugins.md and README.md show them: the pages' own examples are run through the command."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from callbacks import OrderlyStop
 from claw_lightning import cli
-from tests.runs import FAST, ROOT, run
+from claw_lightning.errors import ConfigError
+from claw_lightning.trainer import make_trainer
+from tests.runs import FAST, ROOT, make_module, run
 
 BLOCK = re.compile(r"```(?:python|yaml)\n# (\S+\.(?:py|yaml))\n(.*?)```", re.S)
 
@@ -77,3 +83,31 @@ def test_the_diagnostic_of_the_readme(tmp_path, monkeypatch):
     assert cli.main(command) == 0, Path("error.log").read_text()
     (metrics,) = Path("csv").rglob("metrics.csv")
     assert "action/norm" in metrics.read_text().splitlines()[0]
+
+
+@pytest.mark.slow
+def test_a_training_from_python(tmp_path):
+    """The page's script as it stands: two runs, the second of which goes on from the first."""
+    assert write_examples("docs/python.md", tmp_path) == ["train.py"]
+    env = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "600 steps, val/return -" in done.stdout and "800 steps in all" in done.stdout
+    for number in (0, 1):
+        assert (tmp_path / f"runs/version_{number}/checkpoints/last.ckpt").is_file()
+        assert (tmp_path / f"runs/version_{number}/logs/learner.log").is_file()
+
+
+def test_what_is_forgotten_in_python_is_told(elsewhere):
+    settings = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False, "enable_checkpointing": False}
+    with pytest.raises(ConfigError, match="OptionCritic needs a ReplayDataModule"):
+        make_trainer(**settings).fit(make_module(), [1])
+    with pytest.raises(ConfigError, match="fsdp is not supported"):
+        make_trainer(strategy="fsdp", **settings)
+    mine = OrderlyStop()
+    trainer = make_trainer(callbacks=mine, **settings)
+    names = [type(each).__name__ for each in trainer.callbacks]
+    assert {"WorkerHealth", "OptionDiagnostics"} <= set(names) and names.count("OrderlyStop") == 1
+    assert mine in trainer.callbacks and "RunCheckpoint" not in names

@@ -1,8 +1,10 @@
 """Several ranks: real processes over gloo, in lock-step where simulators are needed."""
 
+import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from claw_lightning.rollout.normalizer import batch_moments, merged_moments
 from claw_lightning.rollout.ring import FIRST, TERMINATED
 from tests import rank_runs
 from tests.rank_runs import run_ranks
-from tests.runs import wait_until
+from tests.runs import FAST, alive, descendants, start, wait_until
 
 
 def largest_error(one, other):
@@ -160,6 +162,38 @@ def test_last_words_reach_the_others(store):
         one.check()
     assert two.is_over
     assert two.gather("mine") == ["mine"]  # calls nobody any more
+
+
+# -- the command in processes of its own ------------------------------------------------------------------------------
+
+SLOW = """
+import time
+from pathlib import Path
+from claw_lightning.rollout.envs.base import VectorEnv
+class Sim(VectorEnv):
+    def __init__(self, task: str, num_envs: int = 1, seed: int = 0) -> None:
+        Path("starting").touch()
+        time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_two_ranks_start_up_is_status_130_and_leaves_no_process(tmp_path):
+    """As from a terminal: the signal comes to all of them."""
+    (tmp_path / "slow_sim.py").write_text(SLOW)
+    process = start(tmp_path, *FAST, "--trainer.devices=2", "--data.env.class_path=slow_sim.Sim")
+    try:
+        is_there = (tmp_path / "starting").exists
+        wait_until(lambda: is_there() or process.poll() is not None, 240.0, "it never started")
+        family = descendants(process)
+        assert process.poll() is None and family
+        for each in (psutil.Process(process.pid), *family):
+            each.send_signal(signal.SIGINT)
+        assert process.wait(120.0) == 128 + signal.SIGINT, (tmp_path / "err.txt").read_text()
+        wait_until(lambda: not alive(family), 60.0, "a rank outlived the first one")
+    finally:
+        process.kill()
+    assert not (tmp_path / "runs").exists()
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,13 @@
 import pytest
 
 from claw_lightning.errors import UsageError
-from claw_lightning.usage import check_config, environment_settings, take_topic, with_environment
+from claw_lightning.usage import (
+    check_config,
+    environment_settings,
+    replaced_callbacks,
+    take_topic,
+    with_environment,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +27,9 @@ from claw_lightning.usage import check_config, environment_settings, take_topic,
         ("model: &all {gamma: *all}\n", "line 1: this part refers to itself"),
         ("trainer:\n  callbacks:\n  - class_path: A\n    init_arg: {b: 1}\n", "line 4: 'init_arg' beside class_path"),
         ("model:\n\tgamma: 0.9\n", "line 2: found character '\\t'"),
+        ("---\n...\n", "the file is empty"),
+        ("model: {gamma: 0.9}\n---\ndata: {}\n", "line 3: a second document begins here"),
+        ("model:\n  gamma: \0 0.5\n", "special characters are not allowed"),
     ],
 )
 def test_files_that_cannot_mean_what_they_say(tmp_path, text, said):
@@ -28,6 +37,28 @@ def test_files_that_cannot_mean_what_they_say(tmp_path, text, said):
     with pytest.raises(UsageError) as error:
         check_config(tmp_path / "own.yaml")
     assert said in str(error.value) and str(tmp_path / "own.yaml") in str(error.value)
+
+
+def test_binary_files_and_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "own.yaml").write_bytes(bytes(range(256)))
+    with pytest.raises(UsageError, match="own.yaml: not a text file"):
+        check_config(tmp_path / "own.yaml")
+    with pytest.raises(UsageError, match=r"--config .*none.yaml cannot be read"):
+        check_config(tmp_path / "none.yaml")
+
+
+def test_a_list_that_replaces_another_is_told_with_what_it_leaves_out(tmp_path):
+    texts = [
+        "trainer: {callbacks: [{class_path: a.A, init_args: {tau: 1}}, B]}", "trainer: {callbacks+: [C]}",
+        "model: {}", "trainer:\n  callbacks: [B, D]", "trainer: {callbacks: A", "trainer: {callbacks: D}",
+    ]  # fmt: skip
+    paths = [tmp_path / f"{number}.yaml" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    first, second = replaced_callbacks(paths)
+    assert first.startswith(f"{paths[3]}: ") and "left out: A, C (" in first
+    assert second.startswith(f"{paths[5]}: ") and "left out: B (" in second
+    assert replaced_callbacks(paths[:3]) == []
 
 
 def test_files_that_mean_something(tmp_path):
@@ -43,6 +74,14 @@ def test_variables_of_the_command_that_runs():
         {"CLAW_FIT__MODEL__GAMMA": "0.9", "CLAW_TEST__MODEL__GAMMA": "1", "CLAW_ERROR_LOG": "x", "PATH": "/bin"},
     )
     assert found == {"model.gamma": ("CLAW_FIT__MODEL__GAMMA", "0.9")}
+
+
+@pytest.mark.parametrize("group", ["MODEL", "DATA", "TRAINER"])
+def test_a_group_is_no_setting(group):
+    with pytest.raises(UsageError, match=f"CLAW_FIT__{group}: .* is a group of settings; name one, such as CLAW_FIT__"):
+        environment_settings("fit", {f"CLAW_FIT__{group}": "5"})
+    whole = {f"CLAW_FIT__{group}": "{a: 5}"}
+    assert list(environment_settings("fit", whole)) == [group.lower()]
 
 
 @pytest.mark.parametrize("name", ["CLAW_MODEL__GAMMA", "CLAW_FIT_MODEL_GAMMA", "CLAW_FTI__MODEL__GAMMA", "CLAW_FIT__"])

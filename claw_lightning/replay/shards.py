@@ -71,7 +71,7 @@ def find_shards(folder: Path) -> list[StoredReplay]:
     """The stored replays of all ranks, in their order; none where none is complete.
 
     Raises:
-        ConfigError: one of them is damaged, or of another run than the others.
+        ConfigError: one of them is damaged, or of another run or moment than the others.
     """
     if (folder / DONE).is_file():
         return [load_replay(folder)]
@@ -79,11 +79,21 @@ def find_shards(folder: Path) -> list[StoredReplay]:
     if mark is None:
         return []
     paths = [folder / f"rank_{rank}" for rank in range(mark[0])]
+    if not paths:
+        raise ConfigError(f"{folder / RANKS} cannot be read; remove {folder}, and the memory is filled anew")
     found = [load_replay(path) for path in paths if (path / DONE).is_file()]
     if len(found) < mark[0]:
         log.warning("%s holds the replays of %d of %d ranks; the others are lost", folder, len(found), mark[0])
     if any(replay.run != mark[1] for replay in found):
         raise ConfigError(f"{folder} holds replays of several runs; remove it, or take another")
+    newest = max((replay.moment for replay in found), default=-1)
+    # Ranks that end by an error of one may be a training step apart; one that was killed has not saved at the end.
+    older = [replay.folder for replay in found if replay.moment < newest - 1]
+    if older:
+        raise ConfigError(
+            f"{older[0]} was saved at another moment than the replays beside it (a rank was lost); remove it to go on "
+            f"without its experience, or {folder}, and the memory is filled anew"
+        )
     return found
 
 

@@ -93,6 +93,7 @@ def save_replay(
     folder: str | os.PathLike[str],
     *,
     run: str = "",
+    moment: int = -1,
     chunk_bytes: int = CHUNK_BYTES,
     progress: Progress | None = None,
 ) -> None:
@@ -105,6 +106,8 @@ def save_replay(
         rings: of all workers, equal layouts.
         folder: made if it is not there; of one run alone. What else lies in it is left alone.
         run: name of the run, by which a checkpoint knows the replay that belongs to it.
+        moment: training steps so far, by which replays of several ranks that were saved at once know each other; -1:
+            not known.
         chunk_bytes: between two looks at how far the writer is.
         progress: told of the bytes that are copied, after each chunk.
 
@@ -123,7 +126,7 @@ def save_replay(
     try:
         path.mkdir(parents=True, exist_ok=True)
         with _locked(path, exclusive=True), contextlib.ExitStack() as files:
-            _Save(rings, path, run, chunk_bytes, progress, files).run()
+            _Save(rings, path, run, moment, chunk_bytes, progress, files).run()
     except OSError as error:
         free = ""
         with contextlib.suppress(OSError):
@@ -142,6 +145,7 @@ class _Save:
         rings: Sequence[LaneRing],
         folder: Path,
         name: str,
+        moment: int,
         chunk_bytes: int,
         progress: Progress | None,
         files: contextlib.ExitStack,
@@ -149,6 +153,7 @@ class _Save:
         if not rings or any(ring.layout.fields != rings[0].layout.fields for ring in rings):
             raise ValueError("a replay is saved of at least one ring, all of one layout")
         self.rings, self.folder, self.name, self.chunk_bytes = rings, folder, name, chunk_bytes
+        self.moment = moment
         self.stored: StoredReplay | None = None
         if (folder / DONE).exists():
             self.stored = load_replay(folder)
@@ -210,6 +215,7 @@ class _Save:
             "format": FORMAT,
             "byteorder": sys.byteorder,
             "run": self.name,
+            "moment": self.moment,
             "layout": {**_sizes(layout), "words": layout.words, "fields": layout.fields},
             "rings": [asdict(file.entry) for file in self._files],
         }
@@ -386,7 +392,8 @@ def load_replay(folder: str | os.PathLike[str]) -> StoredReplay:
         _check_size(path / ring.rows, ring.num_steps * ring.num_lanes * layout.row_bytes)
         if ring.num_finals:
             _check_size(path / ring.finals, ring.num_finals * 4 * layout.final_size)
-    return StoredReplay(path, layout, rings, str(content.get("run", "")))
+    moment = content.get("moment", -1)
+    return StoredReplay(path, layout, rings, str(content.get("run", "")), moment if isinstance(moment, int) else -1)
 
 
 def discard_replay(folder: str | os.PathLike[str]) -> None:
@@ -416,12 +423,14 @@ class StoredReplay:
         layout: of its rows.
         rings: in the order in which they were saved.
         run: name of the run that saved it.
+        moment: training steps when it was saved; -1: not known.
     """
 
     folder: Path
     layout: RowLayout
     rings: tuple[StoredRing, ...]
     run: str = ""
+    moment: int = -1
 
     @property
     def stored(self) -> int:

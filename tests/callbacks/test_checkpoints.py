@@ -317,6 +317,25 @@ def test_abandon_removes_what_is_being_written(tmp_path):
 # -- settings and real runs -------------------------------------------------------------------------------------------
 
 
+def test_two_runs_that_begin_at_once_have_folders_of_their_own(tmp_path):
+    base = tmp_path / "run" / "checkpoints"
+    taken = [checkpoints.take_folder(base, None, is_fixed=False) for _ in range(3)]
+    assert [path.name for path in taken] == ["checkpoints", "checkpoints_1", "checkpoints_2"]
+    going_on = base.with_name("checkpoints_1") / "last.ckpt"
+    assert checkpoints.take_folder(going_on.parent, going_on, is_fixed=False) == going_on.parent
+    assert not checkpoints.holds_others(base, None)
+    (base / "minute-5.ckpt").write_text("x")
+    assert checkpoints.holds_others(base, None) and not checkpoints.holds_others(base, base / "best.ckpt")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        checkpoints.take_folder(tmp_path / "file", None, is_fixed=False)
+
+
+def test_a_disk_that_is_full_at_the_beginning_may_be_free_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **kwargs: (_ for _ in ()).throw(FULL))
+    assert checkpoints.take_folder(tmp_path / "checkpoints", None, is_fixed=False) == tmp_path / "checkpoints"
+
+
 def test_wrong_mode_is_named():
     with pytest.raises(ConfigError, match=r"RunCheckpoint\.mode"):
         RunCheckpoint(mode="best")

@@ -39,7 +39,7 @@ class Stage:
 
 def test_lines_are_the_episodes_in_order(tmp_path):
     stage, log = Stage(tmp_path), EpisodeLog()
-    log.setup(stage, None, "fit")
+    log.on_fit_start(stage, None)
     stage.report(100, Episode(1.0, 12, 1.0), Episode(-2.5, 7, 0.0))
     stage.report(128, Episode(math.nan, 3, math.nan))
     log.on_train_end(stage, None)
@@ -55,7 +55,7 @@ def test_a_resumed_run_appends_and_counts_on(tmp_path):
     path = tmp_path / "made" / "log.csv"
     for total in (0, 1):
         stage, log = Stage(tmp_path, total), EpisodeLog(str(path))
-        log.setup(stage, None, "fit")
+        log.on_fit_start(stage, None)
         stage.report(10, Episode(1.0, 2, 1.0))
         log.teardown(stage, None, "fit")
     assert [line[0] for line in rows(path)] == ["episode", "1", "2"]
@@ -65,7 +65,7 @@ def test_lines_are_written_now_and_then(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(episode_log.time, "monotonic", lambda: now[0])
     stage, log = Stage(tmp_path), EpisodeLog()
-    log.setup(stage, None, "fit")
+    log.on_fit_start(stage, None)
 
     def written():
         return len(rows(tmp_path / "episodes.csv")) - 1
@@ -86,10 +86,9 @@ def test_lines_are_written_now_and_then(tmp_path, monkeypatch):
 
 def test_nothing_outside_a_fit_or_in_a_trial_run(tmp_path):
     stage = Stage(tmp_path)
-    EpisodeLog().setup(stage, None, "validate")
     stage.fast_dev_run = True
     log = EpisodeLog()
-    log.setup(stage, None, "fit")
+    log.on_fit_start(stage, None)
     log.on_train_end(stage, None)
     log.teardown(stage, None, "fit")
     assert not list(tmp_path.iterdir()) and stage.datamodule.episodes.listeners == []
@@ -108,7 +107,7 @@ def test_an_unusable_path_is_one_line(tmp_path, make, words):
     path = make(tmp_path)
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(ConfigError, match=r"EpisodeLog\.path") as caught:
-        EpisodeLog(str(path)).setup(Stage(tmp_path), None, "fit")
+        EpisodeLog(str(path)).on_fit_start(Stage(tmp_path), None)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert before is None or path.read_bytes() == before
 
@@ -116,7 +115,7 @@ def test_an_unusable_path_is_one_line(tmp_path, make, words):
 def test_a_file_that_is_lost_later_ends_the_log_and_not_the_run(tmp_path, caplog):
     folder = tmp_path / "gone"
     stage, log = Stage(tmp_path), EpisodeLog(str(folder / "log.csv"))
-    log.setup(stage, None, "fit")
+    log.on_fit_start(stage, None)
     os.remove(folder / "log.csv")
     folder.rmdir()
     with caplog.at_level(logging.WARNING):

@@ -60,6 +60,24 @@ def test_default_comes_with_the_module_unless_given():
     assert [c.weight for c in trainer.callbacks if isinstance(c, TargetUpdate)] == [0.005]
 
 
+def test_settings_of_the_module_are_taken_and_may_not_contradict():
+    module = make_module(tau=0.3, target_delay=3)
+    trainer, _ = fit_fake(module, [make_batch()])
+    (made,) = [c for c in trainer.callbacks if isinstance(c, TargetUpdate)]
+    assert (made.weight, made.every) == (0.3, 3)
+    same = TargetUpdate(tau=0.3)
+    fit_fake(make_module(tau=0.3, target_delay=3), [make_batch()], [same])
+    assert (same.weight, same.every) == (0.3, 3)
+    for wrong in (TargetUpdate(tau=0.2), TargetUpdate(every=2), TargetUpdate(mode="hard")):
+        with pytest.raises(ConfigError, match="model.ta"):
+            fit_fake(make_module(tau=0.3, target_delay=3), [make_batch()], [wrong])
+    with pytest.raises(ConfigError, match="more than once"):
+        fit_fake(make_module(), [make_batch()], [TargetUpdate(), TargetUpdate(tau=0.1)])
+    for settings in ({"tau": 0.0}, {"target_delay": 0}):
+        with pytest.raises(ConfigError, match=f"model.{next(iter(settings))} is 0"):
+            make_module(**settings)
+
+
 @pytest.mark.parametrize("settings", [{"mode": "sudden"}, {"tau": 0.0}, {"tau": 1.5}, {"every": 0}])
 def test_wrong_settings_are_named(settings):
     with pytest.raises(ConfigError, match=f"TargetUpdate.{next(iter(settings))}"):

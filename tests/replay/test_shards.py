@@ -1,6 +1,7 @@
 """Replays of several ranks in one folder: found, dealt to any number of ranks, cleared by runs of another kind."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -80,6 +81,29 @@ def test_replays_of_several_runs_are_refused(tmp_path):
     saved(tmp_path, 2)
     (tmp_path / RANKS).write_text(json.dumps({"ranks": 2, "run": "other"}))
     with pytest.raises(ConfigError, match="several runs"):
+        find_shards(tmp_path)
+
+
+def test_replays_of_different_moments_are_refused_with_what_to_remove(tmp_path, caplog):
+    """As a rank leaves them that was killed: the other one has saved once more."""
+    rings = [ring_of(rank) for rank in range(2)]
+    for rank, moment in ((0, 40), (1, 39)):  # as after an error, a training step apart
+        save_replay([rings[rank]], shard_folder(tmp_path, rank, 2), run="run", moment=moment)
+    mark_complete(tmp_path, 2, "run")
+    assert [shard.moment for shard in find_shards(tmp_path)] == [40, 39]
+    save_replay([rings[0]], shard_folder(tmp_path, 0, 2), run="run", moment=60)
+    with pytest.raises(ConfigError, match=r"rank_1 was saved at another moment .* remove it .*, or "):
+        find_shards(tmp_path)
+    shutil.rmtree(tmp_path / "rank_1")
+    assert [shard.folder.name for shard in find_shards(tmp_path)] == ["rank_0"]
+    assert "1 of 2 ranks" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"ranks": "many", "run": 1}', '{"ranks": 0, "run": ""}'])
+def test_a_mark_that_says_nothing_is_named(tmp_path, text):
+    saved(tmp_path, 2)
+    (tmp_path / RANKS).write_text(text)
+    with pytest.raises(ConfigError, match="RANKS cannot be read; remove "):
         find_shards(tmp_path)
 
 
