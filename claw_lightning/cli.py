@@ -263,7 +263,7 @@ def make_cli_class() -> Any:
             chosen = settings.get("callbacks") or []
             chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
             saves, has_bar = (settings.get(f"enable_{name}") is not False for name in ("checkpointing", "progress_bar"))
-            chosen = shipped_callbacks(chosen, self.subcommand, saves, has_bar)
+            chosen = shipped_callbacks(chosen, str(self.subcommand), saves, has_bar)
             kwargs = {**kwargs, "callbacks": chosen}
             if settings.get("accelerator") == "cpu" and settings.get("precision") == "bf16-mixed":
                 kwargs["precision"] = usable_precision("bf16-mixed")
