@@ -203,17 +203,18 @@ class ShadowHandOver:
         self.progress_buf += 1
         self.obs_buf[:, 0] = self.progress_buf
         self.obs_buf[:, 1] = 100.0
-        fell = (torch.arange(self.num_envs) == 0) & (self.progress_buf == 3)
+        fell = (torch.arange(self.num_envs) == 0) & (self.progress_buf == self.max_episode_length - 1)
         self.reset_buf = (fell | (self.progress_buf >= self.max_episode_length)).long()
         self.rew_buf[:] = self.progress_buf
-        self.extras = {"successes": self.successes}
+        self.extras = {"successes": self.successes, **EXTRAS}
 """
 
 
-def test_bidexhands_time_limits_are_found_by_the_clock(monkeypatch, tmp_path):
+@pytest.mark.parametrize("extras", ["{}", "{'time_outs': torch.zeros(2, dtype=torch.bool)}"])
+def test_bidexhands_time_limits_are_found_by_the_clock(monkeypatch, tmp_path, extras):
     for folder in ("tasks", "cfg"):
         (tmp_path / "bidexhands" / folder).mkdir(parents=True)
-    (tmp_path / "bidexhands/tasks/shadow_hand_over.py").write_text(BIDEX)
+    (tmp_path / "bidexhands/tasks/shadow_hand_over.py").write_text(f"{BIDEX}\n\nEXTRAS = {extras}\n")
     settings = "env: {episodeLength: 5, numEnvs: 9}\nsim: {physx: {num_position_iterations: 8}}\n"
     (tmp_path / "bidexhands/cfg/ShadowHandOver.yaml").write_text(settings)
     with stand_in(monkeypatch):
@@ -232,8 +233,8 @@ def test_bidexhands_time_limits_are_found_by_the_clock(monkeypatch, tmp_path):
             found.append((result.terminated.copy(), result.truncated.copy(), result.is_border.copy()))
     terminated, truncated, border = (np.stack(each) for each in zip(*found))
     assert not truncated[:, 0].any() and not terminated[:, 1].any()
-    assert np.flatnonzero(terminated[:, 0]).tolist() == [1, 4, 7, 10]
-    assert np.flatnonzero(border[:, 0]).tolist() == [2, 5, 8, 11]
+    assert np.flatnonzero(terminated[:, 0]).tolist() == [2, 6, 10]  # a fall one step before the time is over
+    assert np.flatnonzero(border[:, 0]).tolist() == [3, 7, 11]
     assert np.flatnonzero(truncated[:, 1]).tolist() == [3, 8] and np.flatnonzero(border[:, 1]).tolist() == [4, 9]
 
 
