@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives a Python 3.8 the oldest numpy and torch that a worker supports, in a cached environment of its own.
+# Gives a Python 3.8 the oldest numpy and torch that a worker supports, and PyYAML for Isaac Gym's files, in a cached environment of its own.
 #
 # Prints the interpreter's path as the last line of stdout; prints no path and succeeds where there is no Python 3.8.
 # CLAW_PYTHON38 names the interpreter to start from, CLAW_PYTHON38_VENV the folder of the environment.
@@ -11,7 +11,7 @@ if [ "${1:-}" != "" ]; then
 fi
 
 venv="${CLAW_PYTHON38_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/claw-lightning/py38}"
-ready='import sys, numpy, torch; assert sys.version_info[:2] == (3, 8)'
+ready='import sys, numpy, torch, yaml; assert sys.version_info[:2] == (3, 8)'
 
 is_38() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 8))' 2>/dev/null; }
 
@@ -37,9 +37,9 @@ if ! base="$(find_38)"; then
 fi
 echo "building $venv from $base (numpy 1.23.5, torch 1.12.1)" >&2
 mkdir -p "$(dirname "$venv")"
-"$base" -m venv "$venv" >&2
+[ -x "$venv/bin/python" ] || "$base" -m venv "$venv" >&2
 # torch 1.12.1 is one wheel that carries its CUDA libraries itself: nothing else is pulled in.
 "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
-    'numpy==1.23.5' 'torch==1.12.1' >&2
+    'numpy==1.23.5' 'torch==1.12.1' 'pyyaml>=6' >&2
 "$venv/bin/python" -c "$ready"
 echo "$venv/bin/python"
