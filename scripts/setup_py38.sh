@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Gives a Python 3.8 the oldest numpy and torch that a worker supports, and PyYAML for Isaac Gym's files, in a cached environment of its own.
+# Gives a Python 3.8 the oldest numpy and torch that a worker supports, and PyYAML for Isaac Gym's files, in a cached
+# environment of its own.
 #
 # Prints the interpreter's path as the last line of stdout; prints no path and succeeds where there is no Python 3.8.
 # CLAW_PYTHON38 names the interpreter to start from, CLAW_PYTHON38_VENV the folder of the environment.
