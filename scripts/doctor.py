@@ -42,7 +42,7 @@ SIMULATORS = (
         False,
         "pip install 'claw-lightning[robotics]'",
     ),
-    ("Isaac Gym", "isaacgym", ("isaacgym",), True, "unpack Isaac Gym Preview 4 and pip install it into a Python 3.8"),
+    ("Isaac Gym", "isaacgym", ("isaacgym",), True, "scripts/setup_isaacgym.sh builds it (docs/isaac_gym.md)"),
     (
         "Playground",
         "mujoco_playground",
