@@ -85,27 +85,12 @@ class RunCheckpoint(Checkpoint):
             return self._folder
         return Path(self.dirpath) if self.dirpath else run_folder(trainer) / FOLDER
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse to write over what another run has left.
-
-        Raises:
-            ConfigError: ``dirpath`` holds the checkpoints of a run that this one does not go on from, or cannot be
-                written into.
-        """
-        if stage != "fit" or not self.dirpath or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        folder = Path(self.dirpath)
-        if folder != self._folder and holds_others(folder, trainer.ckpt_path):
-            raise ConfigError(
-                f"RunCheckpoint.dirpath: {folder} holds the checkpoints of another run; give another folder, move them "
-                f"away, or go on from them with --ckpt_path {folder}"
-            )
-
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take a folder that is no other run's. On all ranks.
+        """Take a folder that is no other run's. On all ranks; not before it is known where the run goes on from.
 
         Raises:
-            ConfigError: it cannot be made or written into.
+            ConfigError: it cannot be made or written into, or ``dirpath`` holds the checkpoints of a run that this one
+                does not go on from, which would be written over.
         """
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -113,12 +98,19 @@ class RunCheckpoint(Checkpoint):
         error, folder = "", self._folder or base
         if trainer.is_global_zero and self._folder is None:
             try:
+                if self.dirpath and holds_others(base, trainer.ckpt_path):
+                    raise ConfigError(
+                        f"RunCheckpoint.dirpath: {base} holds the checkpoints of another run; give another folder, "
+                        f"move them away, or go on from them with --ckpt_path {base}"
+                    )
                 folder = take_folder(base, trainer.ckpt_path, is_fixed=bool(self.dirpath))
             except OSError as caught:
                 error = (
                     f"checkpoints cannot be written into {base} ({caught.strerror or caught}); set "
                     "RunCheckpoint.dirpath or save_dir of trainer.logger to a folder that can be written"
                 )
+            except ConfigError as caught:
+                error = str(caught)
         error, self._folder = ranks_of(trainer).broadcast((error, folder))
         if error:
             raise ConfigError(error)

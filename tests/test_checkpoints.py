@@ -230,6 +230,8 @@ def test_runs_without_a_logger_leave_each_others_checkpoints_alone(capsys):
     line = refused(capsys, *WITHOUT, *fixed)
     assert "RunCheckpoint.dirpath: checkpoints holds the checkpoints of another run" in line
     assert files("checkpoints/*.*") == first
+    assert cli.main([*FAST, *WITHOUT, *fixed, "--ckpt_path=checkpoints", "--data.max_env_steps=200"]) == 0
+    assert torch.load("checkpoints/last.ckpt", weights_only=True)["claw"]["env_steps"] == 200
 
 
 def test_what_cannot_be_written_into_is_refused_before_anything_is_done(capsys):

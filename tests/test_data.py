@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import os
+import shutil
 import signal
 
 import lightning.pytorch as pl
@@ -238,8 +239,9 @@ def test_a_resume_of_a_resume_with_other_lanes_loses_nothing(tmp_path):
 def test_a_replay_of_another_run_is_not_taken_for_ones_own(tmp_path, caplog):
     keep, settings = RunCheckpoint(dirpath=str(tmp_path)), {"enable_checkpointing": True, "limit_val_batches": 0}
     fit_lockstep(tmp_path, callbacks=[keep], **settings)
-    stale = [RunCheckpoint(dirpath=str(tmp_path), replay=False)]
-    fit_lockstep(tmp_path, seed=1, callbacks=stale, **settings)  # its checkpoint lies beside the first run's replay
+    other = tmp_path / "other"
+    fit_lockstep(tmp_path, seed=1, callbacks=[RunCheckpoint(dirpath=str(other), replay=False)], **settings)
+    shutil.copy(other / "last.ckpt", tmp_path)  # beside the first run's replay
     with caplog.at_level("WARNING"):
         _, _, data = fit_lockstep(tmp_path, ckpt=tmp_path / "last.ckpt", data={"max_env_steps": 500}, **settings)
     assert "is the replay of another run" in caplog.text

@@ -17,6 +17,7 @@ import torch
 from tests.fakes.coded_lanes import ACTION_SIZE, OBS_SIZE, CodedLanes
 
 TASK = "Coded-v0"
+STATES_TASK = "CodedStates-v0"
 ISAAC_TASK = "Isaac-Coded-Direct-v0"
 
 
@@ -93,7 +94,10 @@ GYM_SEED = 100  # a task takes its lane from the seed of its first reset
 
 
 def register_gymnasium():
-    """A single environment, registered as ``TASK``; it hands out one array again and again."""
+    """A single environment, registered as ``TASK``; it hands out one array again and again.
+
+    As ``STATES_TASK`` the same with privileged observations.
+    """
     import gymnasium as gym
 
     class Coded(gym.Env):
@@ -123,8 +127,21 @@ def register_gymnasium():
             self.is_over = bool(terminated or truncated)
             return self._obs(), float(reward), bool(terminated), bool(truncated), {"is_success": bool(terminated)}
 
-    if TASK not in gym.registry:
-        gym.register(TASK, Coded)
+    class CodedStates(Coded):
+        observation_space = gym.spaces.Dict({"observation": Coded.observation_space,
+                                             "privileged_state": Coded.observation_space})  # fmt: skip
+
+        def __init__(self):
+            super().__init__()
+            self.negative = np.zeros(OBS_SIZE, np.float32)
+
+        def _obs(self):
+            self.negative[:] = -super()._obs()
+            return {"observation": self.array, "privileged_state": self.negative}
+
+    for task, kind in ((TASK, Coded), (STATES_TASK, CodedStates)):
+        if task not in gym.registry:
+            gym.register(task, kind)
 
 
 # -- simulators of torch tensors --------------------------------------------------------------------------------------

@@ -378,10 +378,11 @@ class GymnasiumEnv(VectorEnv):
         terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         ended, is_border = terminated | truncated, self._ended.copy()
         finals: Optional[np.ndarray] = None
+        final_states: Optional[np.ndarray] = None
         if self._autoreset == NEXT_STEP:
             self._ended = ended
         elif ended.any():
-            finals = self._layout.obs(raw, self.num_envs)
+            finals, final_states = self._layout.obs(raw, self.num_envs), self._layout.states(raw, self.num_envs)
             raw = self._vector.reset(options={"reset_mask": ended})[0]
         self._states = self._layout.states(raw, self.num_envs)
         return StepResult(
@@ -395,6 +396,7 @@ class GymnasiumEnv(VectorEnv):
             info=self._success(infos, is_border),
             states=None if self._states is None else self._states.copy(),
             image=self._layout.image(raw, self.num_envs),
+            final_states=final_states,
         )
 
     def _success(self, infos: Dict[str, Any], is_border: np.ndarray) -> Dict[str, np.ndarray]:

@@ -139,6 +139,7 @@ class TensorEnv(VectorEnv):
             is_border=np.zeros(self.num_envs, bool),
             info={} if success is None else {"success": (numbers[:, 3] > 0).astype(np.float32)},
             states=self.states(),
+            final_states=None if finals is None else self._states_of(finals),
         )
 
     def states(self) -> Optional[np.ndarray]:

@@ -5,6 +5,7 @@ Where a simulator is not installed, or has no numbers of its own choice, a stand
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from claw_lightning.replay import ReplayMemory
 from claw_lightning.rollout.envs import make_env
-from claw_lightning.rollout.envs.base import NEXT_STEP, SAME_STEP, EnvSpec
+from claw_lightning.rollout.envs.base import NEXT_STEP, SAME_STEP, EnvSpec, StepResult
 from claw_lightning.rollout.envs.diagnostic import (
     ACTION,
     BY_TERMINATION,
@@ -26,6 +27,7 @@ from claw_lightning.rollout.envs.diagnostic import (
 )
 from tests.builders import collector_of
 from tests.fakes import fake_simulators as fakes
+from tests.rollout.envs.isaac import stand_in
 
 FAULTS = ("torn", "cross_episode", "wrong_step", "wrong_reward", "wrong_action", "wrong_end")
 LANES = 4
@@ -37,6 +39,7 @@ class Case(NamedTuple):
     Attributes:
         adapter, init_args: as in a configuration.
         install: puts the stand-in in place, given monkeypatch.
+        within: the same for one that needs more than monkeypatch to be gone afterwards.
         autoreset: what its spec says.
         finals: whether true final observations are to be had.
         border_is_applied: whether the action of a border row already acts in the new episode (Isaac Gym), whose first
@@ -48,6 +51,7 @@ class Case(NamedTuple):
     adapter: str
     init_args: Any
     install: Callable[[Any], Any] = lambda monkeypatch: None
+    within: Callable[[Any], AbstractContextManager[Any]] = lambda monkeypatch: nullcontext()
     autoreset: str = NEXT_STEP
     finals: bool = True
     border_is_applied: bool = False
@@ -55,20 +59,20 @@ class Case(NamedTuple):
     marks_lanes: bool = True
 
 
-def gymnasium_case(mode):
-    args = {"task": fakes.TASK, "autoreset": mode}
-    return Case("GymnasiumEnv", args, lambda _: fakes.register_gymnasium(), mode, seed=fakes.GYM_SEED)
+def gymnasium_case(mode, task=fakes.TASK):
+    args = {"task": task, "autoreset": mode}
+    return Case("GymnasiumEnv", args, lambda _: fakes.register_gymnasium(), autoreset=mode, seed=fakes.GYM_SEED)
 
 
 def mjlab_case(finals, **settings):
     args = {"task": fakes.TASK, "device": "cpu"}
-    return Case("MjlabEnv", args, lambda m: fakes.install_mjlab(m, **settings), SAME_STEP, finals)
+    return Case("MjlabEnv", args, lambda m: fakes.install_mjlab(m, **settings), autoreset=SAME_STEP, finals=finals)
 
 
 def isaaclab_case(version):
     args = {"task": fakes.ISAAC_TASK, "device": "cpu"}
     finals = version >= "3"
-    return Case("IsaacLabEnv", args, lambda m: fakes.install_isaaclab(m, version), SAME_STEP, finals)
+    return Case("IsaacLabEnv", args, lambda m: fakes.install_isaaclab(m, version), autoreset=SAME_STEP, finals=finals)
 
 
 CODED = {"min_length": 2, "max_length": 7, "mark_process": False}
@@ -79,10 +83,12 @@ CASES = {
     "EnvPool": Case("EnvPoolEnv", {"task": fakes.TASK}, fakes.install_envpool),
     "Gymnasium next step": gymnasium_case("next_step"),
     "Gymnasium same step": gymnasium_case("same_step"),
+    "Gymnasium same step with states": gymnasium_case("same_step", fakes.STATES_TASK),
     "Playground": Case("PlaygroundEnv", {"task": fakes.TASK}, fakes.install_playground, marks_lanes=False),
     "mjlab reset by hand": mjlab_case(True),
     "mjlab without the switch": mjlab_case(False, with_switch=False),
     "mjlab with histories": mjlab_case(False, history=3),
+    "Isaac Gym": Case("IsaacGymEnv", {"task": "Coded", "reward_scale": 1.0}, within=stand_in, border_is_applied=True),
     "Isaac Lab 2.3": isaaclab_case("2.3.2"),
     "Isaac Lab 3.0": isaaclab_case("3.0.0"),
 }
@@ -96,16 +102,22 @@ def case(request):
 @pytest.fixture
 def env(case, monkeypatch):
     case.install(monkeypatch)
-    env = make_env(case.adapter, case.init_args, LANES, case.seed)
-    yield env
-    env.close()
+    with case.within(monkeypatch):
+        env = make_env(case.adapter, case.init_args, LANES, case.seed)
+        yield env
+        env.close()
+
+
+def copied(result):
+    """A step of its own; what HostSide hands out is written again two steps later."""
+    return StepResult(*[part.copy() if isinstance(part, np.ndarray) else part for part in result])
 
 
 def roll(env, num_steps=80):
     """First observation, actions [T, N, A] and results of T steps."""
     actions = np.random.default_rng(0).uniform(-1, 1, (num_steps, env.num_envs, env.spec.action_size))
     actions = actions.astype(np.float32)
-    return env.reset(), actions, [env.step(action.copy()) for action in actions]
+    return env.reset().copy(), actions, [copied(env.step(action.copy())) for action in actions]
 
 
 def header(obs):
@@ -122,24 +134,36 @@ def test_spec(case, env):
     assert (env.states() is None) == (spec.states_size == 0) or spec.states_size  # before the first reset
 
 
-def test_shapes_dtypes_and_ownership(env):
-    first, _, results = roll(env, 12)
-    arrays = [(first, (LANES, env.spec.obs_size), np.float32)]
-    for result in results:
-        arrays += [(result.obs, (LANES, env.spec.obs_size), np.float32), (result.reward, (LANES,), np.float32)]
-        arrays += [(getattr(result, name), (LANES,), np.bool_) for name in ("terminated", "truncated", "is_border")]
-        arrays += [(value, (LANES,), np.float32) for value in result.info.values()]
-        if result.has_final_obs is not None:
-            arrays.append((result.has_final_obs, (LANES,), np.bool_))
+def arrays_of(env, result):
+    """All arrays of a step, each with the shape and dtype that it must have."""
+    lanes, obs, states = (LANES,), (LANES, env.spec.obs_size), (LANES, env.spec.states_size)
+    found = [(result.obs, obs, np.float32), (result.reward, lanes, np.float32)]
+    found += [(getattr(result, name), lanes, np.bool_) for name in ("terminated", "truncated", "is_border")]
+    found += [(value, lanes, np.float32) for value in result.info.values()]
+    if result.has_final_obs is not None:
+        found.append((result.has_final_obs, lanes, np.bool_))
+    if result.final_obs is not None:
+        found.append((result.final_obs, obs, np.float32))
+    if env.spec.states_size:
+        found.append((result.states, states, np.float32))
         if result.final_obs is not None:
-            arrays.append((result.final_obs, (LANES, env.spec.obs_size), np.float32))
-        if env.spec.states_size:
-            arrays.append((result.states, (LANES, env.spec.states_size), np.float32))
-    kept = [array.copy() for array, _, _ in arrays]
-    roll(env, 12)
-    for (array, shape, dtype), copy in zip(arrays, kept):
-        assert array.shape == shape and array.dtype == dtype and array.flags.writeable
-        np.testing.assert_array_equal(array, copy)
+            found.append((result.final_states, states, np.float32))
+    return found
+
+
+def test_shapes_dtypes_and_ownership(env):
+    """Arrays stay what they were; those that were tensors for as long as a row is made of them, until the next step."""
+    first = env.reset()
+    kept = [[(first, first.copy())]]
+    for _ in range(24):
+        result = env.step(np.full((LANES, env.spec.action_size), 0.5, np.float32))
+        for array, shape, dtype in arrays_of(env, result):
+            assert array.shape == shape and array.dtype == dtype and array.flags.writeable
+        kept = (kept[-1:] if env.device is not None else kept) + [
+            [(array, array.copy()) for array, _, _ in arrays_of(env, result)]
+        ]
+        for array, copy in [pair for step in kept for pair in step]:
+            np.testing.assert_array_equal(array, copy)
 
 
 def test_every_step_says_where_it_belongs(case, env):
@@ -170,8 +194,10 @@ def test_every_step_says_where_it_belongs(case, env):
                 assert (header(final)[:, STEP] == now[ended, LENGTH]).all()
                 assert (header(final)[:, EPISODE] == now[ended, EPISODE]).all()
                 np.testing.assert_array_equal(final[:, ACTION], action[ended, 0])
+                if env.spec.states_size:
+                    np.testing.assert_array_equal(result.final_states[result.has_final_obs], -final)
         else:
-            assert result.final_obs is None and result.has_final_obs is None
+            assert result.final_obs is None and result.has_final_obs is None and result.final_states is None
             assert (after[ended, STEP] == after[ended, LENGTH]).all()
         if env.spec.states_size:
             np.testing.assert_array_equal(result.states, -result.obs)
