@@ -7,14 +7,20 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from claw_lightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    from claw_lightning.rollout.envs.base import EnvSpec
 
 NAMED = ("last", "best")
 OTHERS = ("registry",)  # names that Lightning itself understands
 FOLDER = "checkpoints"  # in the folder of a run; checkpoints_1 and so on where runs share one
 MARKER = ".done"  # appended to a checkpoint's name
+CHANGED = (
+    "it was changed after it was written, or is of another version; give a run's last.ckpt or best.ckpt as they are"
+)
 
 
 def find_checkpoint(path: str | None, roots: list[Path]) -> str | None:
@@ -137,11 +143,30 @@ def read_checkpoint(path: str, training: bool = False) -> dict[str, Any]:
     missing += [name for name in ("state_dict", "hyper_parameters") if not isinstance(content.get(name), dict)]
     missing += ["optimizer_states"] if training and not content.get("optimizer_states") else []
     if missing:
-        raise ConfigError(
-            f"ckpt_path: {path} lacks {missing[0]}: it was changed after it was written, or is of another version; "
-            "give a run's last.ckpt or best.ckpt as they are"
-        )
+        raise ConfigError(f"ckpt_path: {path} lacks {missing[0]}: {CHANGED}")
+    stored_spec(content["claw"], path)
+    for name in ("updates", "env_steps"):
+        value = content["claw"][name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"ckpt_path: {path} has {name} {str(value)[:40]!r}, which is no count: {CHANGED}")
+    for name in ("policy", "groups"):
+        if not isinstance(content["claw"].get(name, {}), dict):
+            raise ConfigError(f"ckpt_path: {path}: {name} is no mapping: {CHANGED}")
     return content
+
+
+def stored_spec(claw: Mapping[str, Any], path: str = "the checkpoint") -> EnvSpec:
+    """The task of which a checkpoint's ``claw`` part tells.
+
+    Raises:
+        ConfigError: the description is empty or damaged; one line.
+    """
+    from claw_lightning.rollout.envs.base import EnvError, EnvSpec
+
+    try:
+        return EnvSpec.from_json(claw.get("spec"))  # type: ignore[arg-type]  # that is what is checked
+    except EnvError as error:
+        raise ConfigError(f"ckpt_path: {path} has a damaged spec ({error}): {CHANGED}") from error
 
 
 def _is_weights(content: Any) -> bool:

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 
 from claw_lightning.augmentation import random_shift
+from claw_lightning.checkpoints import stored_spec
 from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import end_run
@@ -773,7 +774,7 @@ class OptionCritic(Learner):
         stored = checkpoint.get("claw")
         if stored is None:
             raise ConfigError("ckpt_path: this checkpoint was not written by claw-lightning")
-        spec = EnvSpec.from_json(stored["spec"])
+        spec = stored_spec(stored)
         for name, value in checkpoint.get("state_dict", {}).items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise ConfigError(f"ckpt_path: {name} of the checkpoint is not finite; take an older one")

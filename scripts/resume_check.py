@@ -1,163 +1,323 @@
-"""Does a run go on where it was broken off? Interrupts a short training, resumes it and compares both sides.
+"""Does a run go on as if it had not been broken off? Runs broken off and resumed, against runs that were not.
 
-    python scripts/resume_check.py --task pendulum --steps 12000
+    python scripts/resume_check.py --seeds 8
 
-A training in the background (overlapped mode) is ended by SIGTERM when about half of its steps are taken, resumed with
-``--ckpt_path last`` and run to its end. The table shows the last values before the break, the first ones behind it, and
-how far apart they are, in standard deviations of the values before. ``--no-replay`` resumes without the stored replay,
-which then fills up to its warm-up size before anything is learned. Exit status 1: a value jumped, or the commands
-failed.
+Curves move while a policy learns, and most where they are looked at: a step between the values before and behind a
+break says nothing alone. So every seed is run three times in the background (overlapped mode): unbroken; ended by
+SIGTERM when about half of its steps are stored and resumed with its replay; and resumed from the same checkpoint
+without the replay, which is then filled up to ``data.warmup_steps`` before anything is learned.
+
+For each quantity the step is the mean over ``--window`` updates behind the break minus the mean over as many before it;
+in the unbroken run, of the values around the same update. Whether the steps of resumed runs are drawn from those
+of unbroken ones is judged by a permutation test over the seeds. Exit status 1: they are not, or a run failed.
+An interrupt ends the check with the table of the seeds so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import itertools
 import json
-import math
 import os
+import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-TASKS = {"pendulum": "pendulum", "four_rooms": "four_rooms"}
-NAMES = ("val/return", "rollout/return", "loss/critic", "samples per insert")
-PATIENCE = 1800.0  # seconds for one of the two runs
-WINDOW = 8  # logged values on either side
-JUMP = 4.0  # standard deviations
+from compare_sb3 import write_json
+from exit_check import fork_command, import_command
+
+#: Settings with which a run is short, by configuration: small networks and batches, few episodes.
+SHORT = {
+    "pendulum": [
+        "--model.num_options", "2", "--model.hidden_sizes", "[64,64]", "--model.option_batch_size", "32",
+        "--data.batch_size", "64", "--data.samples_per_insert", "32", "--data.warmup_steps", "400",
+        "--data.eval_episodes", "5", "--data.eval_envs", "5",
+    ],
+}  # fmt: skip
+NAMES = ("val/return", "loss/critic", "rate/samples_per_insert", "updates per step")
+ARMS = ("unbroken", "resumed", "without replay")
+LEAST_SEEDS = 5  # with fewer no outcome of the test is below LIMIT
+LIMIT = 0.01  # probability below which resumed runs are other ones
+SMALL = 0.05  # of a quantity's level: a difference that no learning would notice, however surely it is there
+SHUFFLES = 20_000  # where the ways to deal the seeds are more than can be counted out
+PATIENCE = 1800.0  # seconds for one run; never part of what is judged
+Curves = dict[str, list[tuple[int, float]]]  # per quantity: (updates, value), in order
+Seed = dict[str, dict[str, tuple[float, float]]]  # per arm and quantity: means before and behind the break
 
 
-def command(arguments: argparse.Namespace, steps: int, *more: str) -> list[str]:
-    """The command of a run up to so many steps."""
+class CheckError(Exception):
+    """A run did not do what it must before anything can be compared."""
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A training in a process of its own, forked from this one. Its folder gets ``out.txt`` and ``runs/version_0``."""
+
+    def __init__(self, folder: Path, arguments: list[str]) -> None:
+        (folder / "tmp").mkdir(parents=True)
+        self.folder = folder
+        self.status: int | None = None
+        output = os.open(folder / "out.txt", os.O_WRONLY | os.O_CREAT)
+        self.pid = fork_command(folder, arguments, (output, output), f"resume-check-{os.getpid()}")
+        os.close(output)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where it stores them."""
+        return self.folder / "runs/version_0/checkpoints"
+
+    def is_over(self) -> bool:
+        """Whether it has ended; ``status`` then says how."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
+
+    def stored(self) -> dict[str, int]:
+        """Counts of its last checkpoint; zeros before there is one."""
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, int] = json.loads((self.checkpoints / "last.ckpt.done").read_text())
+            return found
+        return {"env_steps": 0, "updates": 0}
+
+    def send(self, number: int) -> None:
+        """A signal, if it still runs."""
+        if not self.is_over():
+            os.kill(self.pid, number)
+
+    def expect(self, status: int) -> None:
+        """Raises CheckError: it ended otherwise."""
+        if self.status != status:
+            said = (self.folder / "out.txt").read_text().strip().splitlines()[-1:]
+            raise CheckError(f"{self.folder.name}: exit status {self.status}, expected {status}: {''.join(said)}")
+
+
+def wait_for(runs: Sequence[Run], look: Callable[[], None] = lambda: None) -> None:
+    """Until all have ended; ``look`` is called again and again meanwhile."""
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while not all(run.is_over() for run in runs):
+            look()
+            if time.monotonic() > deadline:
+                raise CheckError(f"{runs[0].folder.name}: not over after {PATIENCE:g} seconds")
+            time.sleep(0.1)
+    finally:
+        for run in runs:
+            run.send(signal.SIGKILL)
+
+
+def command(arguments: argparse.Namespace, seed: int, *more: str) -> list[str]:
+    """Arguments of ``lightning``; what the user gave comes last and wins."""
     return [
-        sys.executable, "-m", "claw_lightning", "fit", "--config", TASKS[arguments.task],
-        "--seed_everything", str(arguments.seed), "--data.max_env_steps", str(steps), "--trainer.max_time", "null",
+        "fit", "--config", arguments.config, "--seed_everything", str(seed), "--data.mode", "overlapped",
+        "--data.max_env_steps", str(arguments.steps), "--trainer.max_time", "null",
         "--trainer.logger", "lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir", "runs",
-        "--trainer.logger.name", "", "--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "20",
-        "--trainer.limit_train_batches", "50", "--trainer.check_val_every_n_epoch", "1", *arguments.extra, *more,
+        "--trainer.logger.name", "", "--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "2",
+        "--trainer.limit_train_batches", "12", "--trainer.check_val_every_n_epoch", "1",
+        *SHORT.get(arguments.config, []), *arguments.extra, *more,
     ]  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    """Of the commands."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return dict(os.environ, PYTHONPATH=path)
+def run_seed(arguments: argparse.Namespace, seed: int, folder: Path) -> tuple[int, Seed]:
+    """All runs of a seed, two at a time.
+
+    Returns:
+        The update at which one was broken off, and what lies on both sides of it in each arm.
+
+    Raises:
+        CheckError: a run ended otherwise than it was to.
+    """
+    whole, first = (Run(folder / name, command(arguments, seed)) for name in ("unbroken", "broken_off"))
+    signalled: list[int] = []
+
+    def break_off() -> None:
+        if not signalled and first.stored()["env_steps"] >= arguments.steps // 2:
+            signalled.append(signal.SIGTERM)
+            first.send(signal.SIGTERM)
+
+    wait_for((whole, first), break_off)
+    whole.expect(0)
+    first.expect(128 + signal.SIGTERM)
+    bare = folder / "bare"
+    shutil.copytree(first.checkpoints, bare, ignore=shutil.ignore_patterns("replay"))
+    resumed = [
+        Run(folder / name, command(arguments, seed, "--ckpt_path", str(path / "last.ckpt")))
+        for name, path in (("resumed", first.checkpoints), ("without_replay", bare))
+    ]
+    wait_for(resumed)
+    for run in resumed:
+        run.expect(0)
+    update = first.stored()["updates"]
+    unbroken, before = curves(whole), curves(first)
+    pairs = zip(ARMS, (unbroken, before, before), (unbroken, *map(curves, resumed)), strict=True)
+    return update, {arm: sides(update, arguments.window, *curve) for arm, *curve in pairs}
 
 
-def saved_steps(run: Path) -> int:
-    """Environment steps of the last checkpoint of a run; 0 before there is one."""
-    try:
-        return int(json.loads((run / "checkpoints/last.ckpt.done").read_text())["env_steps"])
-    except (OSError, ValueError, KeyError):
-        return 0
+# -- comparing --------------------------------------------------------------------------------------------------------
 
 
-def break_off(arguments: argparse.Namespace, folder: Path) -> int:
-    """Begin a run, and end it by SIGTERM when half of its steps are stored; returns its exit status."""
-    with (folder / "before.txt").open("w") as out:
-        process = subprocess.Popen(
-            command(arguments, arguments.steps), cwd=folder, env=environment(), stdout=out, stderr=out
-        )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while process.poll() is None and saved_steps(folder / "runs/version_0") < arguments.steps // 2:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the first run did not get to half of its steps in time")
-            time.sleep(0.2)
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        return process.wait(PATIENCE)
-    finally:
-        if process.poll() is None:
-            process.kill()
-
-
-def go_on(arguments: argparse.Namespace, folder: Path) -> int:
-    """Resume the run and let it come to its end; returns its exit status."""
-    with (folder / "after.txt").open("w") as out:
-        done = subprocess.run(
-            command(arguments, arguments.steps, "--ckpt_path", "last"), cwd=folder, env=environment(), stdout=out,
-            stderr=out, timeout=PATIENCE, check=False,
-        )  # fmt: skip
-    return done.returncode
-
-
-def curves(run: Path, batch_size: int) -> dict[str, list[float]]:
-    """What a run logged, in order, and its samples per insert between logging steps."""
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
-    before: tuple[float, float] | None = None
-    with (run / "metrics.csv").open() as file:
+def curves(run: Run) -> Curves:
+    """What a run logged of each quantity, in order."""
+    found: Curves = {name: [] for name in NAMES}
+    earlier: tuple[float, int] | None = None
+    with (run.folder / "runs/version_0/metrics.csv").open() as file:
         for row in csv.DictReader(file):
+            if not row.get("time/updates"):
+                continue
+            steps, updates = float(row["time/env_steps"]), int(float(row["time/updates"]))
             for name in NAMES:
                 if row.get(name):
-                    found[name].append(float(row[name]))
-            if row.get("loss/critic") and row.get("time/env_steps"):
-                steps, updates = float(row["time/env_steps"]), float(row["time/updates"])
-                if before is not None and steps > before[0]:
-                    found["samples per insert"].append(batch_size * (updates - before[1]) / (steps - before[0]))
-                before = steps, updates
+                    found[name].append((updates, float(row[name])))
+            # The logged rate is that of the whole run: a burst would show late and little.
+            if row.get("loss/critic"):
+                if earlier is not None and steps > earlier[0]:
+                    found["updates per step"].append((updates, (updates - earlier[1]) / (steps - earlier[0])))
+                earlier = steps, updates
     return found
 
 
-def compare(before: list[float], after: list[float]) -> tuple[float, float, float, float]:
-    """Means of the last values before and of the first behind a break, the first one, and the jump in deviations."""
-    last, first = before[-WINDOW:], after[:WINDOW]
-    mean, now = statistics.fmean(last), statistics.fmean(first)
-    # A rate that is kept exactly does not spread, and is off by a step of the workers in so short a window.
-    spread = max(statistics.pstdev(last), 0.05 * abs(mean), 1e-9)
-    return mean, first[0], now, (now - mean) / spread
+def sides(update: int, window: int, before: Curves, after: Curves) -> dict[str, tuple[float, float]]:
+    """Means of each quantity over the updates before and behind one.
+
+    Raises:
+        CheckError: a window has no values.
+    """
+    found = {}
+    for name in NAMES:
+        last = [value for at, value in before[name] if update - window < at <= update]
+        first = [value for at, value in after[name] if update < at <= update + window]
+        if not last or not first:
+            raise CheckError(f"no {name} within {window} updates of update {update}; give more --steps or --window")
+        found[name] = statistics.fmean(last), statistics.fmean(first)
+    return found
 
 
-def main() -> int:
-    """Entry point."""
+def permutation_test(one: Sequence[float], other: Sequence[float]) -> float:
+    """Share of the ways to deal all values into two groups whose means differ at least as much as these (two-sided).
+
+    All ways are counted out where they are at most ``SHUFFLES``, else so many are drawn.
+    """
+    values, size, total = [*one, *other], len(one), sum(one) + sum(other)
+
+    def distance(part: Sequence[float]) -> float:
+        return abs(sum(part) / size - (total - sum(part)) / (len(values) - size))
+
+    # What is equal but for the order of additions counts as equal.
+    least = distance(one) * (1 - 1e-9) - 1e-12
+    dealt = list(itertools.islice(itertools.combinations(values, size), SHUFFLES + 1))
+    if len(dealt) > SHUFFLES:
+        rng = random.Random(0)
+        dealt = [tuple(one), *(tuple(rng.sample(values, size)) for _ in range(SHUFFLES))]
+    return sum(distance(part) >= least for part in dealt) / len(dealt)
+
+
+class Verdict(NamedTuple):
+    """Of one quantity of one arm: how far its steps lie from those of unbroken runs."""
+
+    mean: float
+    spread: float
+    away: float  # in standard deviations of the unbroken runs
+    probability: float
+    is_alike: bool
+
+
+def judge(unbroken: Sequence[float], resumed: Sequence[float], level: float) -> Verdict:
+    """Compare steps over seeds; ``level`` is the size of the quantity itself."""
+    mean, spread = statistics.fmean(resumed), statistics.stdev(resumed)
+    off = mean - statistics.fmean(unbroken)
+    probability = permutation_test(unbroken, resumed)
+    is_alike = probability >= LIMIT or abs(off) <= SMALL * level
+    return Verdict(mean, spread, off / max(statistics.stdev(unbroken), 1e-9), probability, is_alike)
+
+
+def steps_of(seeds: Sequence[Seed], arm: str, name: str) -> list[float]:
+    """Behind minus before, of every seed."""
+    return [seed[arm][name][1] - seed[arm][name][0] for seed in seeds]
+
+
+def table(seeds: Sequence[Seed]) -> tuple[str, bool]:
+    """Markdown of all quantities, and whether every arm is like the unbroken one."""
+    lines = ["| quantity | run | before | step (mean ± sd) | away (sd) | p | |", "|---|---|---:|---:|---:|---:|---|"]
+    is_alike = True
+    for name in NAMES:
+        unbroken = steps_of(seeds, ARMS[0], name)
+        level = statistics.fmean(abs(side) for seed in seeds for side in seed[ARMS[0]][name])
+        for arm in ARMS:
+            before = statistics.fmean(seed[arm][name][0] for seed in seeds)
+            each = judge(unbroken, steps_of(seeds, arm, name), level)
+            line = f"| {name} | {arm} | {before:.4g} | {each.mean:+.3g} ± {each.spread:.2g} |"
+            if arm != ARMS[0]:
+                is_alike &= each.is_alike
+                line += f" {each.away:+.1f} | {each.probability:.3f} | {'alike' if each.is_alike else 'differs'} |"
+            lines.append(line if arm != ARMS[0] else f"{line} | | |")
+    return "\n".join(lines), is_alike
+
+
+# -- the check --------------------------------------------------------------------------------------------------------
+
+
+def parse_args(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=sorted(TASKS), default="pendulum")
-    parser.add_argument("--steps", type=int, default=12_000, help="environment steps in all")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-replay", action="store_true", help="resume without the stored replay")
+    parser.add_argument("--config", default="pendulum", help="a configuration's name or file")
+    parser.add_argument("--steps", type=int, default=2200, help="environment steps of a run")
+    parser.add_argument("--window", type=int, default=200, help="updates on either side of the break")
+    parser.add_argument("--seeds", type=int, default=8, help=f"how many; at least {LEAST_SEEDS}")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the runs there (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, help="write what was found of every seed there")
     parser.add_argument("extra", nargs="*", help="further options of the command, behind --")
-    arguments = parser.parse_args()
-    folder = Path(arguments.folder or tempfile.mkdtemp(prefix="resume_check_"))
-    folder.mkdir(parents=True, exist_ok=True)
-    if any((folder / "runs").glob("version_*")):
-        print(f"resume_check: {folder} holds runs already; give an empty folder", file=sys.stderr)
-        return 1
-    try:
-        status = break_off(arguments, folder)
-        broken_at = saved_steps(folder / "runs/version_0")
-        if arguments.no_replay:
-            shutil.rmtree(folder / "runs/version_0/checkpoints/replay")
-        statuses = (status, go_on(arguments, folder))
-        if statuses != (128 + signal.SIGTERM, 0):
-            print(f"resume_check: exit statuses {statuses}, expected (143, 0); see {folder}/*.txt", file=sys.stderr)
-            return 1
-        import torch
+    arguments = parser.parse_args(given)
+    if arguments.seeds < LEAST_SEEDS:
+        parser.error(f"--seeds {arguments.seeds}: fewer than {LEAST_SEEDS} cannot show a difference")
+    if arguments.folder is not None and arguments.folder.is_dir() and any(arguments.folder.iterdir()):
+        parser.error(f"--folder {arguments.folder} is not empty; give a new one")
+    return arguments
 
-        data = torch.load(folder / "runs/version_1/checkpoints/last.ckpt", map_location="meta", weights_only=True)
-        counters, updates = data["ReplayDataModule"]["limiter"], data["claw"]["updates"]
-        before, after = (curves(folder / f"runs/version_{i}", counters["sampled"] // updates) for i in (0, 1))
+
+def check(arguments: argparse.Namespace, folder: Path) -> int:
+    """Run the seeds and print the table; returns the exit status."""
+    updates: list[int] = []
+    seeds: list[Seed] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for number in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            update, seed = run_seed(arguments, number, folder / f"seed_{number}")
+            updates.append(update)
+            seeds.append(seed)
+            print(f"seed {number}: broken off at update {update}", file=sys.stderr, flush=True)
+            if arguments.json is not None:
+                write_json(arguments.json, {"updates": updates, "before and behind": seeds})
+    if len(seeds) < LEAST_SEEDS:
+        raise CheckError(f"{len(seeds)} seeds are too few; {LEAST_SEEDS} are needed")
+    text, is_alike = table(seeds)
+    print(f"{arguments.config}: {len(seeds)} seeds, broken off at updates {min(updates)}-{max(updates)}\n\n{text}")
+    return 0 if is_alike else 1
+
+
+def main(given: list[str] | None = None) -> int:
+    """Entry point."""
+    arguments = parse_args(given)
+    folder = Path(arguments.folder or tempfile.mkdtemp(prefix="resume_check_")).absolute()
+    import_command()
+    try:
+        return check(arguments, folder)
+    except CheckError as error:
+        print(f"resume_check: {error}", file=sys.stderr)
+        return 1
     finally:
         if arguments.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
-    ended = data["claw"]["env_steps"]
-    print(f"{arguments.task}: broken off at {broken_at} steps, ended at {ended} ({updates} updates)")
-    print(f"\n| {'':<20} | before | first after | after | jump (deviations) |\n|---|---:|---:|---:|---:|")
-    worst = 0.0
-    for name in NAMES:
-        if before[name] and after[name]:
-            mean, first, now, jump = compare(before[name], after[name])
-            # Returns may rise: learning goes on. What must not happen is that they fall.
-            worst = max(worst, -jump if "return" in name else abs(jump))
-            print(f"| {name:<20} | {mean:.4g} | {first:.4g} | {now:.4g} | {jump:+.1f} |")
-    print(f"\nlargest jump: {worst:.1f} standard deviations (limit {JUMP:g})")
-    return 0 if math.isfinite(worst) and worst <= JUMP else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +142,15 @@ def fit_lockstep(
 FAST = [
     "fit", "--config", str(ROOT / "conf/debug/fast.yaml"), "--trainer.enable_progress_bar=false",
 ]  # fmt: skip
+COMMAND = [sys.executable, "-m", "claw_lightning"]
 ENDLESS = [*FAST, "--data.mode=overlapped", "--data.max_env_steps=0", "--data.capacity=20000"]
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, command: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
     """``python -m claw_lightning`` in ``folder``; its output goes to ``out.txt`` and ``err.txt`` there."""
     env = dict(os.environ, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}", OMP_NUM_THREADS="1", COLUMNS="80")
     with (folder / "out.txt").open("w") as out, (folder / "err.txt").open("w") as err:
-        return subprocess.Popen(
-            [sys.executable, "-m", "claw_lightning", *arguments], cwd=folder, env=env, stdout=out, stderr=err, text=True
-        )
+        return subprocess.Popen([*command, *arguments], cwd=folder, env=env, stdout=out, stderr=err, text=True)
 
 
 def run(folder: Path, *arguments: str, timeout: float = 60.0) -> tuple[int, str, str]:

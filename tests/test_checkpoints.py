@@ -1,7 +1,9 @@
 """Which checkpoint is meant, what else a file may be, whose settings hold; through the command where it is cheap."""
 
+import json
 import os
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -145,6 +147,23 @@ def test_foreign_and_broken_files_are_told_in_one_line_each(capsys, runs):
     torch.save({**content, "claw": {}}, "gutted.ckpt")
     torch.save({**content, "hyper_parameters": 7}, "numb.ckpt")
     torch.save({**content, "optimizer_states": []}, "still.ckpt")
+    claw, spec = content["claw"], content["claw"]["spec"]
+    damaged = {
+        "emptied": {"spec": {}},
+        "none": {"spec": None},
+        "worded": {"spec": "Pendulum-v1"},
+        "halved": {"spec": {"task": "Pendulum-v1"}},
+        "newer": {"spec": {**spec, "smell_size": 3}},
+        "wordy": {"spec": {**spec, "obs_size": "three"}},
+        "negative": {"spec": {**spec, "obs_size": -3}},
+        "boundless": {"spec": {**spec, "action_low": None}},
+        "countless": {"updates": "many"},
+        "owing": {"env_steps": -1},
+        "listed": {"policy": []},
+        "grouped": {"groups": 3},
+    }
+    for name, change in damaged.items():
+        torch.save({**content, "claw": {**claw, **change}}, f"{name}.ckpt")
     for name, said in {
         "nothing.ckpt": "does not exist",
         "half.ckpt": "it is truncated",
@@ -157,12 +176,27 @@ def test_foreign_and_broken_files_are_told_in_one_line_each(capsys, runs):
         "gutted.ckpt": "lacks spec",
         "numb.ckpt": "lacks hyper_parameters",
         "still.ckpt": "lacks optimizer_states",
+        "emptied.ckpt": "damaged spec (the description of a task lacks task)",
+        "none.ckpt": "damaged spec (a description of a task is a mapping, not NoneType)",
+        "worded.ckpt": "damaged spec (a description of a task is a mapping, not str)",
+        "halved.ckpt": "damaged spec (the description of a task lacks obs_size)",
+        "newer.ckpt": "damaged spec (the description of a task has the unknown field smell_size)",
+        "wordy.ckpt": "damaged spec (the description of a task holds a wrong value (invalid literal",
+        "negative.ckpt": "damaged spec (the description of a task has obs_size -3)",
+        "boundless.ckpt": "damaged spec (the description of a task holds a wrong value (",
+        "countless.ckpt": "has updates 'many', which is no count",
+        "owing.ckpt": "has env_steps '-1', which is no count",
+        "listed.ckpt": "policy is no mapping",
+        "grouped.ckpt": "groups is no mapping",
         ".": "is not a plain file",
     }.items():
         with pytest.raises(ConfigError, match="ckpt_path") as error:
             read_checkpoint(name, training=True)
         assert said in str(error.value) and "\n" not in str(error.value)
     assert read_checkpoint("still.ckpt") is not None  # enough to be evaluated
+    with pytest.raises(ConfigError, match="ckpt_path: the checkpoint has a damaged spec"):
+        OptionCritic.load_from_checkpoint("emptied.ckpt")
+    assert "emptied.ckpt has a damaged spec" in refused(capsys, "--ckpt_path=emptied.ckpt")
     name = next(name for name, value in content["state_dict"].items() if value.is_floating_point())
     content["state_dict"][name].fill_(float("nan"))
     torch.save(content, "sick.ckpt")
@@ -244,6 +278,71 @@ def test_what_cannot_be_written_into_is_refused_before_anything_is_done(capsys):
     assert "trainer.logger cannot write" in refused(
         capsys, "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=file"
     )
+
+
+@pytest.fixture
+def archive(made):
+    """The run in a folder into which nothing can be written, as on a disk of finished runs."""
+    folder = Path("archive")
+    folder.mkdir()
+    if os.geteuid() == 0 and not mount(folder, "size=64m"):  # permissions do not apply to root
+        pytest.skip("a read-only disk for root needs the right to mount one")
+    try:
+        shutil.copytree(made / "runs/version_0", folder / "version_0")
+        if os.geteuid() == 0:
+            assert mount(folder, "remount,ro")
+        else:
+            allow(folder, 0o555)
+        with pytest.raises(OSError):
+            (folder / "version_0/x").write_text("")
+        yield folder
+    finally:
+        if os.geteuid() == 0:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
+        else:
+            allow(folder, 0o755)
+
+
+def mount(folder, options):
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=False, capture_output=True
+        )
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+def allow(folder, mode):
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(mode)
+
+
+def test_a_run_on_a_disk_that_is_read_only_goes_on_elsewhere(archive, monkeypatch):
+    """Also with its own configuration; and it is no place to write to."""
+    before = {path: path.stat() for path in archive.rglob("*")}
+    own = ["fit", "--config", str(archive / "version_0/config.yaml"), "--ckpt_path=last", *LIMITS]
+    assert cli.main([*own, "--data.max_env_steps=260"]) == 0
+    assert {path: path.stat() for path in archive.rglob("*")} == before
+    folder = Path("runs/version_0/checkpoints")
+    content = torch.load(folder / "last.ckpt", weights_only=True)
+    assert content["claw"]["env_steps"] == 260
+    assert read_checkpoint(str(folder / "best.ckpt")) and (folder / "replay/DONE").is_file()
+    header = json.loads((folder / "replay/replay.json").read_text())
+    assert sum(ring["head"] for ring in header["rings"]) > 100  # with the experience from there
+    assert not Path("error.log").exists()
+
+
+def test_a_run_cannot_go_on_within_a_disk_that_is_read_only(archive, capsys, monkeypatch):
+    assert cli.main([*FAST, *LIMITS, "--ckpt_path=archive/version_0", "--model.num_options=3",
+                     "--trainer.logger.save_dir=archive"]) == 1  # fmt: skip
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "run's folder archive/version_1 cannot be made" in line and "set save_dir of trainer.logger" in line
+    monkeypatch.chdir(archive)  # not even the log of the error can be written
+    assert cli.main([*FAST, *LIMITS, "--ckpt_path=version_0", "--model.num_options=3"]) == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("lightning: error: ") and "cannot be made" in line and "traceback" not in line
 
 
 # -- whose settings hold ----------------------------------------------------------------------------------------------

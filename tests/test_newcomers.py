@@ -15,6 +15,7 @@ NO_LOGS = ["--trainer.logger=false", "--trainer.enable_checkpointing=false"]
 PLUGIN = """
 from lightning.pytorch import Callback
 from claw_lightning.replay.samplers import Uniform
+from claw_lightning.rollout.networks import NetworkBlock
 
 class Mine(Callback):
     def __init__(self, beta: float = 1.0):
@@ -35,6 +36,14 @@ class Wrong(MySampler):
 class Quits(Callback):
     def __init__(self):
         quit()
+
+class EvenBlock(NetworkBlock):
+    def __init__(self, input_size: int, output_size: int):
+        raise ValueError("sizes must be even,\\n both")
+
+class QuittingBlock(NetworkBlock):
+    def __init__(self, input_size: int, output_size: int):
+        raise SystemExit("no licence")
 
 class QuitsLater(Callback):
     def on_fit_start(self, trainer, module):
@@ -283,6 +292,11 @@ def test_wrong_names_are_told_in_one_line(capsys, arguments, said):
         (["--trainer.callbacks=[TargetUpdate,TargetUpdate]"], "TargetUpdate more than once"),
         (["--trainer.callbacks+=TargetUpdate", "--trainer.callbacks.tau=0.3"], "TargetUpdate.tau 0.3 and model.tau"),
         (["--config="], "--config is empty"),
+        (["--model.network=newcomer_plugin.EvenBlock"], "constructor of newcomer_plugin.EvenBlock failed (ValueError:"),
+        (
+            ["--model.network=newcomer_plugin.QuittingBlock"],
+            "constructor of newcomer_plugin.QuittingBlock failed (it called exit(no licence))",
+        ),
     ],
 )  # fmt: skip
 def test_what_fails_in_plug_ins_is_told_in_one_line(capsys, arguments, said):

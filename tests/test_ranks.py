@@ -1,7 +1,11 @@
 """Several ranks: real processes over gloo, in lock-step where simulators are needed."""
 
+import contextlib
+import json
 import signal
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -10,13 +14,15 @@ import torch
 import torch.distributed as dist
 
 from claw_lightning import ranks
+from claw_lightning.checkpoints import read_checkpoint
 from claw_lightning.errors import ConfigError, RankError
+from claw_lightning.module import OptionCritic
 from claw_lightning.ranks import Ranks, Watch, deal_state, env_steps_of, merge_metrics
 from claw_lightning.rollout.normalizer import batch_moments, merged_moments
 from claw_lightning.rollout.ring import FIRST, TERMINATED
 from tests import rank_runs
-from tests.rank_runs import run_ranks
-from tests.runs import FAST, alive, descendants, start, wait_until
+from tests.rank_runs import free_port, run_ranks
+from tests.runs import ENDLESS, FAST, alive, descendants, learning, start, wait_until
 
 
 def largest_error(one, other):
@@ -194,6 +200,67 @@ def test_an_interrupt_while_two_ranks_start_up_is_status_130_and_leaves_no_proce
     finally:
         process.kill()
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_command_ends_two_ranks_with_a_checkpoint_and_leaves_no_process(tmp_path):
+    """As from a scheduler that knows only the process it has started."""
+    process = start(tmp_path, *ENDLESS, "--trainer.devices=2", "--trainer.check_val_every_n_epoch=1")
+    try:
+        wait_until(lambda: learning(tmp_path) or process.poll() is not None, 240.0, "it never began to learn")
+        family = descendants(process)
+        assert process.poll() is None and len(family) >= 4, (tmp_path / "err.txt").read_text()  # a rank, workers
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(240.0) == 128 + signal.SIGTERM, (tmp_path / "err.txt").read_text()
+        wait_until(lambda: not alive(family), 60.0, "a process outlived the first rank")
+    finally:
+        end(process)
+    assert "Traceback" not in (tmp_path / "err.txt").read_text()
+    last = tmp_path / "runs/version_0/checkpoints/last.ckpt"
+    stored = read_checkpoint(str(last), training=True)
+    marker = json.loads(Path(f"{last}.done").read_text())
+    assert marker["updates"] == stored["claw"]["updates"] > 0
+    assert marker["env_steps"] == stored["claw"]["env_steps"] > 0
+    assert OptionCritic.load_from_checkpoint(last).updates == marker["updates"]
+    assert not [path.name for path in last.parent.iterdir() if path.name.startswith(".")]  # nothing half written
+    assert len(list(tmp_path.glob("runs/*"))) == 1
+
+
+@pytest.mark.slow
+def test_torchrun_starts_two_ranks_of_one_run(tmp_path):
+    torchrun = Path(sys.executable).with_name("torchrun")
+    if not torchrun.is_file():
+        pytest.skip("no torchrun beside this interpreter")
+    command = [str(torchrun), "--nproc_per_node=2", "--master_addr=127.0.0.1", f"--master_port={free_port()}", "-m",
+               "claw_lightning", *FAST, "--trainer.devices=2", "--data.max_env_steps=400"]  # fmt: skip
+    process = start(tmp_path, command=command)
+    try:
+        family: list[psutil.Process] = []
+
+        def is_over():
+            family.extend(each for each in descendants(process) if each not in family)
+            return process.poll() is not None
+
+        wait_until(is_over, 240.0, "it did not end")
+    finally:
+        end(process)
+    assert process.returncode == 0, (tmp_path / "err.txt").read_text()
+    assert not alive(family)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
+    assert (tmp_path / "out.txt").read_text().count("run folder: ") == 1
+    stored = read_checkpoint(str(tmp_path / "runs/version_0/checkpoints/last.ckpt"), training=True)
+    # Each rank has collected its half.
+    assert stored["ReplayDataModule"]["world"] == 2
+    assert [part["limiter"]["inserted"] for part in stored["ReplayDataModule"]["ranks"]] == [200, 200]
+    assert stored["claw"]["env_steps"] == 400
+
+
+def end(process):
+    """A command and all that it has started, where it still runs."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in (*descendants(process), psutil.Process(process.pid)):
+            each.kill()
+    process.wait(60.0)
 
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def make_block(network: Dict[str, Any], input_size: int, output_size: int) -> Ne
     """The block that ``model.network`` names: ``class_path`` and ``init_args``.
 
     Raises:
-        NetworkError: it cannot be imported or built, is no :class:`NetworkBlock`, or gives another shape.
+        NetworkError: it cannot be imported, built or called, is no :class:`NetworkBlock`, or gives another shape.
     """
     class_path = network["class_path"]
     module_name, _, class_name = class_path.rpartition(".")
@@ -115,6 +115,8 @@ def make_block(network: Dict[str, Any], input_size: int, output_size: int) -> Ne
         cls = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise NetworkError("model.network.class_path: cannot import %s (%s)" % (class_path, error)) from error
+    except (Exception, SystemExit) as error:  # a user's own module, which may do anything
+        raise NetworkError("model.network.class_path: cannot import %s (%s)" % (class_path, _what(error))) from error
     if not (isinstance(cls, type) and issubclass(cls, NetworkBlock)):
         raise NetworkError(
             "model.network.class_path: %s is not a claw_lightning.rollout.networks.NetworkBlock" % class_path
@@ -123,8 +125,15 @@ def make_block(network: Dict[str, Any], input_size: int, output_size: int) -> Ne
         block = cls(input_size, output_size, **(network.get("init_args") or {}))
     except TypeError as error:
         raise NetworkError("model.network.init_args: %s" % error) from error
-    with torch.no_grad():
-        shape = tuple(block(torch.zeros(2, 3, input_size)).shape)
+    except (Exception, SystemExit) as error:
+        raise NetworkError("model.network: constructor of %s failed (%s)" % (class_path, _what(error))) from error
+    try:
+        with torch.no_grad():
+            shape = tuple(block(torch.zeros(2, 3, input_size)).shape)
+    except (Exception, SystemExit) as error:
+        raise NetworkError(
+            "model.network: %s fails for inputs (2, 3, %d) (%s)" % (class_path, input_size, _what(error))
+        ) from error
     if shape != (2, 3, output_size):
         raise NetworkError(
             "model.network: %s gives shape %s for inputs (2, 3, %d), expected (2, 3, %d)"
@@ -134,6 +143,13 @@ def make_block(network: Dict[str, Any], input_size: int, output_size: int) -> Ne
     if others:  # workers receive one vector of float32
         raise NetworkError("model.network: %s has parameters of %s; use float32" % (class_path, ", ".join(others)))
     return block
+
+
+def _what(error: BaseException) -> str:
+    """An error of a user's code in one line: its kind, and what it says."""
+    if isinstance(error, SystemExit):
+        return "it called exit(%s)" % ("" if error.code is None else " ".join(str(error.code).split()))
+    return " ".join(("%s: %s" % (type(error).__name__, error)).split()).rstrip(":")
 
 
 def make_network(

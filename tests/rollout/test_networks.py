@@ -234,11 +234,30 @@ class NoBlock(torch.nn.Module):
     pass
 
 
+class FailingBlock(Block):
+    """Fails where it is told to, in one of the ways in which a user's code can."""
+
+    def __init__(self, input_size, output_size, where="", how=""):
+        super().__init__(input_size, output_size)
+        self.where, self.how = where, how
+        self.fail("constructor")
+
+    def forward(self, x):
+        self.fail("forward")
+        return None if self.where == "nothing" else super().forward(x)
+
+    def fail(self, where):
+        if where == self.where:
+            raise {"ValueError": ValueError("two\nlines"), "KeyError": KeyError("k"), "exit": SystemExit("no GPU")}[
+                self.how
+            ]
+
+
 @pytest.fixture
 def block(monkeypatch):
     """Named as a configuration names it."""
     module = types.ModuleType("own_blocks")
-    module.Block, module.NoBlock = Block, NoBlock
+    module.Block, module.NoBlock, module.FailingBlock = Block, NoBlock, FailingBlock
     monkeypatch.setitem(sys.modules, "own_blocks", module)
     return lambda **init_args: {"class_path": "own_blocks.Block", "init_args": init_args}
 
@@ -277,3 +296,30 @@ def test_a_block_takes_the_place_of_the_hidden_layers_everywhere(block, actor, h
 def test_blocks_that_cannot_be_used_are_named(block, network, said):
     with pytest.raises(networks.NetworkError, match=said):
         networks.Policy(3, 2, 2, network=network)
+
+
+@pytest.mark.parametrize("how, said", [("ValueError", "ValueError: two lines"), ("KeyError", "KeyError: 'k'"),
+                                       ("exit", r"it called exit\(no GPU\)")])  # fmt: skip
+@pytest.mark.parametrize("where, which", [("constructor", "constructor of"), ("forward", "FailingBlock fails for")])
+def test_whatever_a_block_raises_is_one_line_with_its_class(block, where, which, how, said):
+    network = {**block(where=where, how=how), "class_path": "own_blocks.FailingBlock"}
+    with pytest.raises(networks.NetworkError, match=said) as caught:
+        networks.Policy(3, 2, 2, network=network)
+    text = str(caught.value)
+    assert text.startswith("model.network: ") and which in text and "own_blocks.FailingBlock" in text
+    assert "\n" not in text
+
+
+def test_a_block_that_gives_nothing_is_one_line(block):
+    network = {**block(where="nothing"), "class_path": "own_blocks.FailingBlock"}
+    with pytest.raises(networks.NetworkError, match="own_blocks.FailingBlock fails for inputs"):
+        networks.Policy(3, 2, 2, network=network)
+
+
+@pytest.mark.parametrize("line", ["raise RuntimeError('no driver')", "raise SystemExit(3)", "1 +"])
+def test_a_module_of_a_block_that_fails_is_one_line(tmp_path, monkeypatch, line):
+    (tmp_path / "failing_module.py").write_text(line + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(networks.NetworkError, match="cannot import failing_module.Block ") as caught:
+        networks.make_block({"class_path": "failing_module.Block"}, 3, 2)
+    assert "\n" not in str(caught.value)

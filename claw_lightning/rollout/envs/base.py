@@ -7,7 +7,7 @@ buffer reuse into the values below, and says in its own docstring where it could
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -125,8 +125,29 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Dict[str, Any]) -> EnvSpec:
-        """Inverse of :meth:`to_json` (JSON turns tuples into lists). Fields that came later may be missing."""
-        return cls(**data)
+        """Inverse of :meth:`to_json` (JSON turns tuples into lists). Fields that came later may be missing.
+
+        Raises:
+            EnvError: it is no such description, or was changed: one line with what is wrong.
+        """
+        if not isinstance(data, dict):
+            raise EnvError("a description of a task is a mapping, not %s" % type(data).__name__)
+        missing = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
+        missing = [name for name in missing if name not in data]
+        unknown = sorted(str(name) for name in set(data) - {each.name for each in fields(cls)})
+        if missing or unknown:
+            what = "lacks %s" % missing[0] if missing else "has the unknown field %s" % unknown[0]
+            raise EnvError("the description of a task %s" % what)
+        try:
+            spec = cls(**data)
+        except EnvError:
+            raise
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
+            raise EnvError("the description of a task holds a wrong value (%s)" % error) from error
+        for name in ("obs_size", "action_size", "max_episode_steps", "states_size", "num_actions"):
+            if getattr(spec, name) < 0:
+                raise EnvError("the description of a task has %s %d" % (name, getattr(spec, name)))
+        return spec
 
 
 class StepResult(NamedTuple):
