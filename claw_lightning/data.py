@@ -469,7 +469,8 @@ class ReplayDataModule(pl.LightningDataModule):
             self._playback = Playback(Path(self.replay_events))
         if self.spec is None:
             self.spec, self.versions = self.describe()
-            log.info("task %s: %s", self.spec.task, ", ".join(f"{k} {v}" for k, v in self.versions.items()))
+            versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            log.info("task %s%s", self.spec.task, f": {versions}" if versions else "")
             self._check_memory(self.spec)
         if self.learner_threads is not None:
             torch.set_num_threads(self.learner_threads)

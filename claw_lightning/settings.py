@@ -262,7 +262,7 @@ def _check_together(h: Any, groups: dict[str, Any]) -> None:
     )  # fmt: skip
     refuse(
         several and h.all_options > 0 and not single, f"n_step {h.n_step}", f"all_options {h.all_options}",
-        "a path of several steps belongs to the options that were executed on it",
+        "a path of several steps belongs to the options that were executed on it; set all_options to 0 or n_step to 1",
     )  # fmt: skip
     refuse(
         several and h.option_inference == "filter" and not single, f"n_step {h.n_step}", "option_inference filter",

@@ -50,8 +50,8 @@ SIMULATORS = (
         False,
         "pip install 'playground==0.2.0' 'jax<0.10', into its own Python",
     ),
-    ("mjlab", "mjlab", ("mjlab", "mujoco"), True, "pip install mjlab, into a Python of its own"),
-    ("Isaac Lab", "isaaclab", ("isaaclab", "isaacsim"), True, "pip install isaaclab, into a Python of its own"),
+    ("mjlab", "mjlab", ("mjlab", "mujoco"), True, "pip install 'mjlab>=1.6,<1.7', into a Python of its own"),
+    ("Isaac Lab", "isaaclab", ("isaaclab", "isaacsim"), True, "pip install isaaclab beside Isaac Sim, into a Python of its own"),
 )
 
 #: Runs in every interpreter that is found, however old: what it is, and what could be imported (nothing is).
@@ -215,10 +215,11 @@ def look_at_python(path: str) -> Interpreter:
 
 
 def pythons_38() -> List[str]:
-    """Interpreters of version 3.8 where they are usually found, the one of scripts/setup_py38.sh first."""
+    """Interpreters of version 3.8 where they are usually found, those of the scripts first."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
     candidates = [
+        cache + "/claw-lightning/isaacgym/bin/python",  # of scripts/setup_isaacgym.sh
         os.path.join(os.environ.get("CLAW_PYTHON38_VENV") or cache + "/claw-lightning/py38", "bin", "python"),
         os.environ.get("CLAW_PYTHON38") or "",
         *sorted(glob.glob(pyenv + "/versions/3.8.*/bin/python3.8")),
@@ -333,7 +334,8 @@ def judge_simulator(simulator: Tuple[Any, ...], python: Interpreter, has_gpu: bo
         cure = "install it into a Python 3.8 that was built with --enable-shared"
         return Finding(name, MISSING, text + ": its bindings do not load in this interpreter", cure)
     if title == "Isaac Gym" and "isaacgymenvs" not in python.modules:
-        return Finding(name, LIMITED, text + ", without its tasks", "pip install isaacgymenvs (1.5.1) there as well")
+        cure = "clone IsaacGymEnvs (1.5.1) and name its folder: data.env.init_args.isaacgymenvs_path"
+        return Finding(name, LIMITED, text + ", whose tasks are not installed beside it", cure)
     if title == "Playground" and not jax_suits(python.versions):
         cure = "%s -m pip install 'jax<0.10'" % python.path
         return Finding(name, LIMITED, text + ": its hands fail at their first step with this jax", cure)
@@ -366,8 +368,8 @@ def judge_absent(pythons: List[Interpreter]) -> Iterator[Finding]:
         if module not in present:
             yield Finding(title, MISSING, "in none of the interpreters looked at", cure + "; see docs/simulators.md")
     if not any(python.version[:2] == (3, 8) for python in pythons):
-        yield Finding("Python 3.8", MISSING, "none found; only Isaac Gym needs one", "pyenv install 3.8, with a shared "
-                      "libpython, then bash scripts/setup_py38.sh")  # fmt: skip
+        yield Finding("Python 3.8", MISSING, "none found; only Isaac Gym needs one", "PYTHON_CONFIGURE_OPTS="
+                      "--enable-shared pyenv install 3.8.18, then scripts/setup_isaacgym.sh")  # fmt: skip
 
 
 #: What was reported of Isaac Gym (its last release is of 2022), by the first compute capability of a generation.
