@@ -250,10 +250,11 @@ def test_torchrun_starts_two_ranks_of_one_run(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
     assert (tmp_path / "out.txt").read_text().count("run folder: ") == 1
     stored = read_checkpoint(str(tmp_path / "runs/version_0/checkpoints/last.ckpt"), training=True)
-    # Each rank has collected its half.
+    # Each rank has collected its half, up to the last whole step of all.
     assert stored["ReplayDataModule"]["world"] == 2
-    assert [part["limiter"]["inserted"] for part in stored["ReplayDataModule"]["ranks"]] == [200, 200]
-    assert stored["claw"]["env_steps"] == 400
+    one, two = (part["limiter"]["inserted"] for part in stored["ReplayDataModule"]["ranks"])
+    assert one == two and one + two == stored["claw"]["env_steps"]
+    assert 390 <= stored["claw"]["env_steps"] <= 400
 
 
 def end(process):
