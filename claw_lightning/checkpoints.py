@@ -48,7 +48,8 @@ def find_checkpoint(path: str | None, roots: list[Path]) -> str | None:
             )
         folder = max(found, key=_written)
         if not (folder / f"{path}.ckpt").is_file():
-            raise ConfigError(f"ckpt_path {path}: there is no {path}.ckpt in {folder} (best.ckpt comes with the first validation); give a file")
+            first = "; best.ckpt comes with the first validation" if path == "best" else ""
+            raise ConfigError(f"ckpt_path {path}: there is no {path}.ckpt in {folder}{first}; give a file")
         return str(folder / f"{path}.ckpt")
     if path is not None and Path(path).is_dir():
         found = [folder for folder in (*_folders(Path(path)), Path(path)) if (folder / "last.ckpt").is_file()]

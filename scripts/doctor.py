@@ -51,7 +51,13 @@ SIMULATORS = (
         "pip install 'playground==0.2.0' 'jax<0.10', into its own Python",
     ),
     ("mjlab", "mjlab", ("mjlab", "mujoco"), True, "pip install 'mjlab>=1.6,<1.7', into a Python of its own"),
-    ("Isaac Lab", "isaaclab", ("isaaclab", "isaacsim"), True, "pip install isaaclab beside Isaac Sim, into a Python of its own"),
+    (
+        "Isaac Lab",
+        "isaaclab",
+        ("isaaclab", "isaacsim"),
+        True,
+        "pip install isaaclab beside Isaac Sim, into a Python of its own",
+    ),
 )
 
 #: Runs in every interpreter that is found, however old: what it is, and what could be imported (nothing is).

@@ -10,7 +10,8 @@ without the replay, which is then filled up to ``data.warmup_steps`` before anyt
 For each quantity the step is the mean over ``--window`` updates behind the break minus the mean over as many before it;
 in the unbroken run, of the values around the same update. Whether the steps of resumed runs are drawn from those
 of unbroken ones is judged by a permutation test over the seeds. Exit status 1: they are not, or a run failed.
-An interrupt ends the check with the table of the seeds so far.
+An interrupt ends the check with the table of the seeds so far. With ``--json`` it may be done in several goes: the same
+command goes on with the first seed that is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from compare_sb3 import write_json
 from exit_check import fork_command, import_command
@@ -276,7 +277,9 @@ def parse_args(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=8, help=f"how many; at least {LEAST_SEEDS}")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="keep the runs there (default: a temporary folder)")
-    parser.add_argument("--json", type=Path, help="write what was found of every seed there")
+    parser.add_argument(
+        "--json", type=Path, help="write what was found of every seed there; seeds that it holds are not run again"
+    )
     parser.add_argument("extra", nargs="*", help="further options of the command, behind --")
     arguments = parser.parse_args(given)
     if arguments.seeds < LEAST_SEEDS:
@@ -286,18 +289,42 @@ def parse_args(given: list[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What seeds must share to be compared."""
+    names = ("config", "steps", "window", "first_seed")
+    return {**{name: getattr(arguments, name) for name in names}, "command": command(arguments, 0)}
+
+
+def earlier_seeds(arguments: argparse.Namespace) -> tuple[list[int], list[Seed]]:
+    """Updates and seeds of a check that was ended before it was done, from its ``--json`` file.
+
+    Raises:
+        CheckError: the file is no such file, or of a check with other settings.
+    """
+    if arguments.json is None or not arguments.json.exists():
+        return [], []
+    try:
+        found = json.loads(arguments.json.read_text())
+        settings, updates, seeds = (found[name] for name in ("settings", "updates", "before and behind"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckError(f"--json {arguments.json} holds no seeds of this check; give another file") from error
+    if settings != settings_of(arguments):
+        raise CheckError(f"--json {arguments.json} holds seeds with other settings; give the same, or another file")
+    return updates, seeds
+
+
 def check(arguments: argparse.Namespace, folder: Path) -> int:
     """Run the seeds and print the table; returns the exit status."""
-    updates: list[int] = []
-    seeds: list[Seed] = []
+    updates, seeds = earlier_seeds(arguments)
     with contextlib.suppress(KeyboardInterrupt):
-        for number in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        for number in range(arguments.first_seed + len(seeds), arguments.first_seed + arguments.seeds):
             update, seed = run_seed(arguments, number, folder / f"seed_{number}")
             updates.append(update)
             seeds.append(seed)
             print(f"seed {number}: broken off at update {update}", file=sys.stderr, flush=True)
             if arguments.json is not None:
-                write_json(arguments.json, {"updates": updates, "before and behind": seeds})
+                found = {"settings": settings_of(arguments), "updates": updates, "before and behind": seeds}
+                write_json(arguments.json, found)
     if len(seeds) < LEAST_SEEDS:
         raise CheckError(f"{len(seeds)} seeds are too few; {LEAST_SEEDS} are needed")
     text, is_alike = table(seeds)

@@ -283,7 +283,7 @@ def test_what_cannot_be_written_into_is_refused_before_anything_is_done(capsys):
 @pytest.fixture
 def archive(made):
     """The run in a folder into which nothing can be written, as on a disk of finished runs."""
-    folder = Path("archive")
+    folder = Path("archive").absolute()  # a test may go elsewhere, and it is to be unmounted all the same
     folder.mkdir()
     if os.geteuid() == 0 and not mount(folder, "size=64m"):  # permissions do not apply to root
         pytest.skip("a read-only disk for root needs the right to mount one")

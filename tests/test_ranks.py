@@ -172,6 +172,7 @@ def test_last_words_reach_the_others(store):
 
 # -- the command in processes of its own ------------------------------------------------------------------------------
 
+LONG = 900.0  # seconds: only a run that hangs takes them, or a machine that is busy with much else
 SLOW = """
 import time
 from pathlib import Path
@@ -207,11 +208,11 @@ def test_a_signal_to_the_command_ends_two_ranks_with_a_checkpoint_and_leaves_no_
     """As from a scheduler that knows only the process it has started."""
     process = start(tmp_path, *ENDLESS, "--trainer.devices=2", "--trainer.check_val_every_n_epoch=1")
     try:
-        wait_until(lambda: learning(tmp_path) or process.poll() is not None, 240.0, "it never began to learn")
+        wait_until(lambda: learning(tmp_path) or process.poll() is not None, LONG, "it never began to learn")
         family = descendants(process)
         assert process.poll() is None and len(family) >= 4, (tmp_path / "err.txt").read_text()  # a rank, workers
         process.send_signal(signal.SIGTERM)
-        assert process.wait(240.0) == 128 + signal.SIGTERM, (tmp_path / "err.txt").read_text()
+        assert process.wait(LONG) == 128 + signal.SIGTERM, (tmp_path / "err.txt").read_text()
         wait_until(lambda: not alive(family), 60.0, "a process outlived the first rank")
     finally:
         end(process)
@@ -241,7 +242,7 @@ def test_torchrun_starts_two_ranks_of_one_run(tmp_path):
             family.extend(each for each in descendants(process) if each not in family)
             return process.poll() is not None
 
-        wait_until(is_over, 240.0, "it did not end")
+        wait_until(is_over, LONG, "it did not end")
     finally:
         end(process)
     assert process.returncode == 0, (tmp_path / "err.txt").read_text()
@@ -249,10 +250,11 @@ def test_torchrun_starts_two_ranks_of_one_run(tmp_path):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["version_0"]
     assert (tmp_path / "out.txt").read_text().count("run folder: ") == 1
     stored = read_checkpoint(str(tmp_path / "runs/version_0/checkpoints/last.ckpt"), training=True)
-    # Each rank has collected its half.
+    # Each rank has collected its half, up to the last whole step of all.
     assert stored["ReplayDataModule"]["world"] == 2
-    assert [part["limiter"]["inserted"] for part in stored["ReplayDataModule"]["ranks"]] == [200, 200]
-    assert stored["claw"]["env_steps"] == 400
+    one, two = (part["limiter"]["inserted"] for part in stored["ReplayDataModule"]["ranks"])
+    assert one == two and one + two == stored["claw"]["env_steps"]
+    assert 390 <= stored["claw"]["env_steps"] <= 400
 
 
 def end(process):

@@ -170,6 +170,24 @@ def test_runs_that_go_on_pass_and_are_written_down(check, trainings, tmp_path, c
     assert (before, behind) == (pytest.approx(2.55), pytest.approx(3.55))
 
 
+def test_a_check_that_was_ended_goes_on_with_the_seeds_that_are_missing(check, trainings, tmp_path, capsys):
+    trainings()
+    file = tmp_path / "found.json"
+    arguments = ["--steps", "40", "--window", "10", "--json", str(file)]
+    assert check.main([*arguments, "--seeds", "5"]) == 0
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, **{name: whole[name][:3] for name in ("updates", "before and behind")}}))
+    capsys.readouterr()
+    assert check.main([*arguments, "--seeds", "5"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["seed 3", "seed 4"]
+    assert json.loads(file.read_text()) == whole
+    assert check.main([*arguments, "--seeds", "5", "--", "--model.gamma", "0.9"]) == 1
+    assert "holds seeds with other settings" in capsys.readouterr().err
+    file.write_text("[]")
+    assert check.main([*arguments, "--seeds", "5"]) == 1
+    assert "holds no seeds of this check" in capsys.readouterr().err
+
+
 def test_a_jump_without_the_replay_is_found(check, trainings, tmp_path, capsys):
     trainings(jump=5.0)
     assert check.main(["--steps", "40", "--window", "10", "--seeds", "5"]) == 1
