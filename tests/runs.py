@@ -154,7 +154,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         )
 
 
-def run(folder: Path, *arguments: str, timeout: float = 60.0) -> tuple[int, str, str]:
+def run(folder: Path, *arguments: str, timeout: float = 180.0) -> tuple[int, str, str]:
     """Run the command to its end: status, standard output and error."""
     process = start(folder, *arguments)
     try:
