@@ -55,6 +55,9 @@ UPDATES = "claw_lightning/updates/*.py"
 LOSSES, VALUES = "claw_lightning/losses.py", "claw_lightning/values.py"
 RETURNS, BATCH = "claw_lightning/returns.py", "claw_lightning/replay/batch.py"
 COLLECTOR, ENVS = "claw_lightning/rollout/collector.py", "claw_lightning/rollout/envs"
+ISAAC, T_ISAAC = f"{ENVS}/isaacgym.py", ("tests/rollout/envs/test_isaacgym.py",)
+NORMALIZER, TENSORS = "claw_lightning/rollout/normalizer.py", f"{ENVS}/tensor_env.py"
+T_CONFORMANCE, T_STATES = ("tests/rollout/envs/test_conformance.py",), ("tests/replay/test_states.py",)
 T_LOSSES, T_FAULTS, T_RETURNS = ("tests/test_losses.py",), ("tests/test_faults.py",), ("tests/test_returns.py",)
 
 MUTATIONS = (
@@ -77,9 +80,16 @@ MUTATIONS = (
     Mutation(
         "termination-at-s",
         UPDATES,
-        "option_rows(module, rows.next_obs),\n        option_rows(module, rows.obs)[",
-        "option_rows(module, rows.obs),\n        option_rows(module, rows.obs)[",
+        "judged = torch.cat((option_rows(module, rows.next_judged), ",
+        "judged = torch.cat((option_rows(module, rows.judged), ",
         T_FAULTS,
+    ),
+    Mutation(
+        "termination-of-s",
+        UPDATES,
+        "option_rows(module, rows.first), option_rows(module, rows.next_obs)",
+        "option_rows(module, rows.first), option_rows(module, rows.obs)",
+        ("tests/updates/test_options.py",),
     ),
     # (c) V as the best option's value
     Mutation(
@@ -115,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "truncation-is-terminal-in-collector",
         COLLECTOR,
-        "result.terminated * TERMINATED",
-        "(result.terminated | result.truncated) * TERMINATED",
+        "(result.terminated, TERMINATED)",
+        "(result.terminated | result.truncated, TERMINATED)",
         ("tests/rollout/test_collector.py",),
     ),
     Mutation(
@@ -129,8 +139,8 @@ MUTATIONS = (
     Mutation(
         "truncation-is-terminal-in-gymnasium",
         f"{ENVS}/gymnasium_env.py",
-        "terminated=np.array(terminated, dtype=bool)",
-        "terminated=np.logical_or(terminated, truncated)",
+        "terminated, truncated = np.array(terminated, dtype=bool), ",
+        "terminated, truncated = np.logical_or(terminated, truncated), ",
         ("tests/rollout/envs/test_gymnasium_env.py",),
     ),
     # (f) returns of several steps: the wrong option, or the wrong place
@@ -237,16 +247,76 @@ MUTATIONS = (
     Mutation(
         "first-steps-do-not-choose",
         UPDATES,
-        "option_rows(module, rows.obs)[option_rows(module, rows.first)]",
-        "option_rows(module, rows.obs)[option_rows(module, rows.first) & False]",
+        "opens, next_obs = option_rows(module, rows.first), ",
+        "opens, next_obs = option_rows(module, rows.first) & False, ",
         T_FAULTS,
     ),
     Mutation(
         "every-step-chooses",
         UPDATES,
-        "option_rows(module, rows.obs)[option_rows(module, rows.first)]",
-        "option_rows(module, rows.obs)[option_rows(module, rows.first) | True]",
+        "opens, next_obs = option_rows(module, rows.first), ",
+        "opens, next_obs = option_rows(module, rows.first) | True, ",
         T_FAULTS,
+    ),
+    # (i) Isaac Gym: borders, time limits, buffers that are written again
+    Mutation(
+        "truncation-is-terminal-in-isaacgym",
+        ISAAC,
+        '"terminated": ended & ~time_out & ~border,',
+        '"terminated": ended & ~border,',
+        T_ISAAC,
+    ),
+    Mutation(
+        "border-is-no-border-in-isaacgym",
+        ISAAC,
+        '"is_border": border,',
+        '"is_border": border & False,',
+        (*T_ISAAC, *T_CONFORMANCE),
+    ),
+    Mutation(
+        "reward-crosses-the-border-in-isaacgym",
+        ISAAC,
+        "(reward * self._reward_scale).masked_fill(border, 0.0)",
+        "reward * self._reward_scale",
+        T_ISAAC,
+    ),
+    Mutation(
+        "one-buffer-takes-all-turns",
+        "claw_lightning/rollout/device.py",
+        "self._turn = 1 - self._turn",
+        "self._turn = 0",
+        T_CONFORMANCE,
+    ),
+    # (j) rows written in one pass
+    Mutation(
+        "last-words-not-stamped",
+        "claw_lightning/rollout/stamp.py",
+        "rows[:, last:] = self._words[:, last - self._first :]",
+        "pass",
+        ("tests/rollout/test_stamp.py",),
+    ),
+    # (k) privileged states
+    Mutation(
+        "last-states-are-those-of-the-next-episode",
+        TENSORS,
+        "final_states=None if finals is None else self._states_of(finals),",
+        "final_states=None if finals is None else self._states_of(host),",
+        T_CONFORMANCE,
+    ),
+    Mutation(
+        "next-states-are-observations",
+        "claw_lightning/replay/memory.py",
+        "next_states=next_obs[..., self.layout.obs_size :] if",
+        "next_states=next_obs[..., : self.layout.states_size] if",
+        T_STATES,
+    ),
+    # (l) what several ranks have seen together
+    Mutation(
+        "distance-of-the-means-dropped",
+        NORMALIZER,
+        "squares = squares + part_squares + np.square(delta) * (count * n / total)",
+        "squares = squares + part_squares",
+        ("tests/test_ranks.py::test_merged_moments_are_those_of_all_observations",),
     ),
     # TO EXTEND HERE as updates/ settles: retrace (trace across a switch), policy_gradient.py, distributional arrival,
     # the all-options critic (update_critic has a branch with a target of its own for it).

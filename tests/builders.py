@@ -21,7 +21,7 @@ from claw_lightning.rollout.networks import Policy
 from claw_lightning.rollout.ring import BORDER, FIRST, HAS_FINAL, TERMINATED, TRUNCATED, LaneRing, RowLayout
 
 FAKES = Path(__file__).resolve().parent / "fakes"
-PATIENCE = 60.0  # seconds after which a test about processes gives up; never part of what is judged
+PATIENCE = 180.0  # seconds after which a test about processes gives up; never part of what is judged
 
 
 def policy_settings(**changes: Any) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def start(folder: Path, *arguments: str, command: Sequence[str] = COMMAND) -> su
         return subprocess.Popen([*command, *arguments], cwd=folder, env=env, stdout=out, stderr=err, text=True)
 
 
-def run(folder: Path, *arguments: str, timeout: float = 60.0) -> tuple[int, str, str]:
+def run(folder: Path, *arguments: str, timeout: float = 180.0) -> tuple[int, str, str]:
     """Run the command to its end: status, standard output and error."""
     process = start(folder, *arguments)
     try:
