@@ -282,10 +282,11 @@ class RunCheckpoint(Checkpoint):
 
     def _mark(self, trainer: pl.Trainer, marker: Path, size: int) -> None:
         """Vouch for a complete checkpoint; where no marker can be written, the checkpoint is as good without."""
-        data, module = getattr(trainer, "datamodule", None), trainer.lightning_module
+        module = trainer.lightning_module
         content = {
             "bytes": size,
-            "env_steps": int(getattr(data, "env_steps", 0)),
+            # Those of the checkpoint: the data module's go on meanwhile, as workers do.
+            "env_steps": int(getattr(module, "env_steps", 0)),
             "updates": int(getattr(module, "updates", 0)),
         }
         self._aside = aside = marker.with_name(f".{marker.name}.{os.getpid()}")

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,6 +74,16 @@ def test_a_value_that_is_not_finite_is_never_the_best(tmp_path):
 def test_without_the_monitored_value_only_last_is_written(tmp_path):
     RunCheckpoint().on_validation_end(Stage(tmp_path), None)
     assert names(tmp_path / "checkpoints") == ["last.ckpt"]
+
+
+def test_the_marker_counts_what_the_checkpoint_counts(tmp_path):
+    """Workers insert while it is written; with two ranks the data module was ahead of the file."""
+    stage = Stage(tmp_path)
+    stage.lightning_module = SimpleNamespace(updates=3, env_steps=204)
+    stage.datamodule = SimpleNamespace(env_steps=212)
+    RunCheckpoint().on_validation_end(stage, stage.lightning_module)
+    marker = json.loads((tmp_path / "checkpoints/last.ckpt.done").read_text())
+    assert (marker["env_steps"], marker["updates"]) == (204, 3)
 
 
 def test_nothing_outside_a_fit(tmp_path):
@@ -348,7 +359,7 @@ def test_real_run_writes_files_that_load_with_weights_only(tmp_path, monkeypatch
     assert type(trainer.strategy.checkpoint_io) is not checkpoints.DirectIO
     marker = json.loads((tmp_path / "checkpoints/last.ckpt.done").read_text())
     size = (tmp_path / "checkpoints/last.ckpt").stat().st_size
-    assert marker == {"bytes": size, "env_steps": data.env_steps, "updates": module.updates}
+    assert marker == {"bytes": size, "env_steps": module.env_steps, "updates": module.updates}
     for name in ("best.ckpt", "last.ckpt"):
         stored = torch.load(tmp_path / "checkpoints" / name, weights_only=True)
         assert stored["claw"]["updates"] == 100
