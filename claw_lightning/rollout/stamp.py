@@ -44,11 +44,15 @@ class Stamp:
         #: Words of the image, which are written when it is shown; empty where there is none.
         self._gap = layout.fields.get("image_place", layout.fields.get("image", (layout.words, layout.words)))
         self._words = np.zeros((num_lanes, layout.words - self._first), np.float32)
+        self._views = {
+            name: layout.cut(self._words, name, start - self._first, stop - self._first)
+            for name, (start, stop) in layout.fields.items()
+            if start >= self._first and (start, stop) != self._gap
+        }
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Field [N, size], or [N] for one-word fields; to be written into."""
-        start, stop = self.layout.span(name)
-        return self.layout.cut(self._words, name, start - self._first, stop - self._first)
+        return self._views[name]
 
     @property
     def floats(self) -> np.ndarray:
