@@ -11,6 +11,7 @@ import numpy as np
 from claw_lightning.rollout.envs import isaacgym_config as configs
 from claw_lightning.rollout.envs import isaacgym_setup as setup
 from claw_lightning.rollout.envs.base import GOAL_IN_NEXT_OBS, NEXT_STEP, EnvError, EnvSpec, StepResult, VectorEnv
+from claw_lightning.rollout.envs.packages import refuse_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +98,9 @@ class IsaacGymEnv(VectorEnv):
         setup.import_isaacgym()
         place = find_task(task, isaacgymenvs_path, bidexhands_path)
         gpu = setup.find_gpu()
-        if gpu is not None:
+        if gpu is None:
+            refuse_cpu("IsaacGymEnv", setup.why_no_gpu())
+        else:
             setup.check_gpu(gpu, num_envs, gpu_memory)
         if pipeline == "gpu" and gpu is None:
             raise EnvError("data.env.init_args.pipeline: gpu needs a GPU; set data.worker_device to cuda:<number>")

@@ -14,6 +14,7 @@ from claw_lightning.rollout.device import HostSide
 from claw_lightning.rollout.envs import isaacgym_setup as setup
 from claw_lightning.rollout.envs.base import ContractError, EnvError, EnvSpec, StepResult, VectorEnv, make_env
 from claw_lightning.rollout.envs.isaacgym import IsaacGymEnv
+from claw_lightning.rollout.envs.packages import ASKED_DEVICE
 from tests.builders import collector_of
 from tests.rollout.envs.isaac import PACKAGE, is_ours, stand_in, without_torch
 
@@ -270,6 +271,18 @@ def refused(message, **settings):
 )
 def test_bad_settings_are_one_sentence(isaac, settings, message):
     refused(message, **settings)
+
+
+@pytest.mark.parametrize(
+    "cuda, reason", [(None, "was built without CUDA"), ("11.7", r"\(CUDA 11.7\) sees no such GPU")]
+)
+def test_a_gpu_that_was_asked_for_is_not_replaced_by_the_cpu(isaac, monkeypatch, cuda, reason):
+    monkeypatch.setattr(setup, "find_gpu", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv(ASKED_DEVICE, "cuda:0")
+    refused(rf"^data.worker_device: cuda:0 for IsaacGymEnv, but .*{reason}.*data.worker_device: cpu$")
+    monkeypatch.setenv(ASKED_DEVICE, "cpu")
+    build()
 
 
 def test_a_second_environment_in_a_process_is_refused(isaac):
