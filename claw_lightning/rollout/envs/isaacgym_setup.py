@@ -279,6 +279,7 @@ def find_package(name: str, given: Optional[str] = None) -> Optional[str]:
         EnvError: ``given``, the user's ``<name>_path``, is no such folder.
     """
     if given is not None:
+        given = os.path.expanduser(given)
         for folder in (given, os.path.join(given, name)):
             if os.path.isdir(os.path.join(folder, "tasks")) and os.path.isdir(os.path.join(folder, "cfg")):
                 return os.path.abspath(folder)
