@@ -69,6 +69,7 @@ class IsaacGymEnv(VectorEnv):
         EnvError: whatever keeps the task from being built, with its cure.
     """
 
+    may_run_in_lockstep = False  # it is to be imported before torch, and a process can build one only
     #: Whether this process has built one: the simulator keeps its first scene for ever, and a second one fails in it.
     _is_taken = False
 
