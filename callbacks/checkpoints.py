@@ -27,7 +27,7 @@ from claw_lightning import slurm
 from claw_lightning.checkpoints import FOLDER, MARKER
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ClawError, ConfigError
-from claw_lightning.files import sync
+from claw_lightning.files import expand, sync
 from claw_lightning.ranks import open_run_folder, ranks_of, run_folder
 from claw_lightning.replay.storage import REPLAY_FOLDER
 
@@ -65,7 +65,7 @@ class RunCheckpoint(Checkpoint):
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"RunCheckpoint.mode is '{mode}'; use max or min")
-        self.monitor, self.mode, self.dirpath, self.replay = monitor, mode, dirpath, replay
+        self.monitor, self.mode, self.dirpath, self.replay = monitor, mode, expand(dirpath), replay
         self.best: float | None = None
         for minute in at_minutes:
             check_numbers("RunCheckpoint", {"at_minutes": minute}, above=0.0)

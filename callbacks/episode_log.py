@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from claw_lightning.errors import ConfigError
+from claw_lightning.files import expand
 from claw_lightning.hooks import end_run
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.ranks import open_run_folder
@@ -53,7 +54,7 @@ class EpisodeLog(pl.Callback):
     def __init__(self, path: str | None = None, max_episodes: int = 0) -> None:
         if max_episodes < 0:
             raise ConfigError(f"EpisodeLog.max_episodes is {max_episodes}; give 0 (no end) or more")
-        self.path, self.max_episodes = path, max_episodes
+        self.path, self.max_episodes = expand(path), max_episodes
         self._file: Path | None = None  # None: nothing is logged
         self._lines: list[str] = []
         self._last_write = 0.0

@@ -13,6 +13,7 @@ import numpy as np
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from claw_lightning.errors import ConfigError
+from claw_lightning.files import expand
 from claw_lightning.module import OptionCritic
 from claw_lightning.ranks import run_folder
 
@@ -48,7 +49,7 @@ class RolloutWriter(BasePredictionWriter):
             raise ConfigError(f"RolloutWriter.video_episodes is {video_episodes}; it must be at least 1")
         if fps is not None and not 0 < fps <= 1000:
             raise ConfigError(f"RolloutWriter.fps is {fps}; it must lie between 0 and 1000")
-        self.path, self.video, self.video_episodes, self.fps = path, video, video_episodes, fps
+        self.path, self.video, self.video_episodes, self.fps = expand(path), expand(video), video_episodes, fps
 
     @property
     def frames_of(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from claw_lightning.errors import ConfigError
+from claw_lightning.files import expand
 
 if TYPE_CHECKING:
     from claw_lightning.rollout.envs.base import EnvSpec
@@ -51,6 +52,7 @@ def find_checkpoint(path: str | None, roots: list[Path]) -> str | None:
             first = "; best.ckpt comes with the first validation" if path == "best" else ""
             raise ConfigError(f"ckpt_path {path}: there is no {path}.ckpt in {folder}{first}; give a file")
         return str(folder / f"{path}.ckpt")
+    path = expand(path)
     if path is not None and Path(path).is_dir():
         found = [folder for folder in (*_folders(Path(path)), Path(path)) if (folder / "last.ckpt").is_file()]
         if found:
@@ -87,14 +89,14 @@ def run_folders(trainer: Mapping[str, Any]) -> list[Path]:
         if str(callback.get("class_path", "")).rpartition(".")[2] == "RunCheckpoint":
             dirpath = (callback.get("init_args") or {}).get("dirpath")
             if dirpath:
-                return [Path(dirpath)]
+                return [Path(dirpath).expanduser()]
     loggers = trainer.get("logger")
     first = (loggers[0] if loggers else None) if isinstance(loggers, (list, tuple)) else loggers
-    root = Path(trainer.get("default_root_dir") or ".")
+    root = Path(trainer.get("default_root_dir") or ".").expanduser()
     if first is None or not hasattr(first, "get"):  # none, or Lightning's own
         return [root / "lightning_logs"] if first is True else [root]
     arguments = first.get("init_args") or {}
-    root = Path(arguments.get("save_dir") or root)
+    root = Path(arguments.get("save_dir") or root).expanduser()
     return [root / arguments["name"]] if isinstance(arguments.get("name"), str) else [root]
 
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.events import FILE_NAME, EventLog, Playback
+from claw_lightning.files import expand
 from claw_lightning.limits import (
     USABLE,
     MemoryEstimate,
@@ -73,7 +74,15 @@ from claw_lightning.replay.storage import (
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode, evaluate
 from claw_lightning.rollout.control import TIMERS, Control
-from claw_lightning.rollout.envs.base import SAME_STEP, ContractError, EnvError, EnvSpec, VectorEnv, make_env
+from claw_lightning.rollout.envs.base import (
+    SAME_STEP,
+    ContractError,
+    EnvError,
+    EnvSpec,
+    VectorEnv,
+    make_env,
+    resolve_class,
+)
 from claw_lightning.rollout.goals import GoalReward, goal_reward
 from claw_lightning.rollout.images import CODECS, make_codec
 from claw_lightning.rollout.mailbox import Mailbox
@@ -223,7 +232,7 @@ class ReplayDataModule(pl.LightningDataModule):
             raise ConfigError("data.env: give an EnvConfig; simulators are built in the workers")
         self.env = env
         self.num_workers, self.envs_per_worker = num_workers, envs_per_worker
-        self.worker_python = worker_python or sys.executable
+        self.worker_python = expand(worker_python) or sys.executable
         self.worker_device, self.worker_threads, self.learner_threads = worker_device, worker_threads, learner_threads
         self.capacity, self.batch_size, self.updates_per_step = capacity, batch_size, updates_per_step
         self.samples_per_insert, self.rate_band = samples_per_insert, rate_band
@@ -232,10 +241,10 @@ class ReplayDataModule(pl.LightningDataModule):
         self.eval_seed, self._seed = eval_seed, seed
         self.on_worker_failure, self.restart_budget = on_worker_failure, restart_budget
         self.restart_window, self.deadlines = restart_window, dict(deadlines or {})
-        self.recycle_steps, self.record_events, self.replay_events = recycle_steps, record_events, replay_events or None
+        self.recycle_steps, self.record_events, self.replay_events = recycle_steps, record_events, expand(replay_events)
         self.sampler, self.hindsight = sampler or Uniform(), hindsight
         self.image_codec, self.image_bytes = image_codec, image_bytes
-        self.replay_path, self.initial_replay = replay_path or None, initial_replay or None
+        self.replay_path, self.initial_replay = expand(replay_path), expand(initial_replay)
         self.prefetch, self.replay_device = prefetch, replay_device
         self._check()
         self.spec: EnvSpec | None = None
@@ -386,6 +395,26 @@ class ReplayDataModule(pl.LightningDataModule):
         for name in ("record_events", "replay_events"):
             if getattr(self, name) and self.mode == "lockstep":
                 raise ConfigError(f"data.{name}: a run in lock-step repeats by itself; set data.mode to overlapped")
+        self._check_local()
+
+    def _check_local(self) -> None:
+        """Refuse what takes steps in this process, or is of use for that alone, where the simulator cannot."""
+        reasons = {
+            "mode lockstep": (self.mode == "lockstep", "set data.mode to overlapped"),
+            "record_events": (self.record_events, "the run could never be played again; leave data.record_events out"),
+            "replay_events": (self.replay_events, "leave data.replay_events out"),
+        }
+        for name, (is_set, cure) in reasons.items():
+            if is_set and not self._may_run_in_lockstep():
+                adapter = self.env.class_path.rpartition(".")[2]
+                raise ConfigError(f"data.{name}: {adapter} cannot run in the learner's process; {cure}")
+
+    def _may_run_in_lockstep(self) -> bool:
+        try:
+            cls: Any = resolve_class(self.env.class_path)
+        except Exception:  # a user's own file may fail in any way; who builds it says how
+            return True
+        return bool(cls.may_run_in_lockstep)
 
     @property
     def lanes(self) -> int:

@@ -1,10 +1,18 @@
-"""Files that must be on the disk before something else happens."""
+"""Paths as users write them, and files that must be on the disk before something else happens."""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
+
+
+def expand(path: str | os.PathLike[str] | None) -> str | None:
+    """A path of the user's with ``~`` read as the home folder; an empty one, and None, are None.
+
+    Shells leave it as it is behind ``=`` and in quotes, and nobody else reads it in a YAML file.
+    """
+    return os.path.expanduser(os.fspath(path)) if path else None
 
 
 def sync(path: Path) -> None:

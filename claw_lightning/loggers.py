@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ class RunLogger(TensorBoardLogger):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._root_dir = os.path.expanduser(self._root_dir)  # Lightning reads "~" in some of its paths alone
         self._version_given = self._version
 
     def claim(self) -> None:

@@ -19,6 +19,7 @@ from claw_lightning.errors import WorkerError
 from claw_lightning.interpreter import extension_folder, library_folders
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.control import Control
+from claw_lightning.rollout.envs.packages import ASKED_DEVICE
 from claw_lightning.rollout.ring import LaneRing
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class WorkerCommand:
             paths.append(env["PYTHONPATH"])
         env["PYTHONPATH"] = os.pathsep.join(paths)
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        env[ASKED_DEVICE] = self.device  # adapters refuse to do on the CPU what was asked of a GPU
         if self.device == "cpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         elif self.device.startswith("cuda:"):

@@ -32,8 +32,14 @@ for argument in "$@"; do
 done
 if [ "${#arguments[@]}" -lt 1 ] || [ "${#arguments[@]}" -gt 2 ]; then usage >&2; exit 2; fi
 
-download="${arguments[0]%/}"
-venv="${arguments[1]:-${XDG_CACHE_HOME:-$HOME/.cache}/claw-lightning/isaacgym}"
+# A "~" that a shell has left as it is: in quotes, or behind a "=".
+home() { case "$1" in "~") echo "$HOME" ;; "~/"*) echo "$HOME/${1#"~/"}" ;; *) echo "$1" ;; esac; }
+
+download="$(home "${arguments[0]}")" download="${download%/}"
+usual="${XDG_CACHE_HOME:-$HOME/.cache}/claw-lightning/isaacgym" # nobody else's
+venv="$(home "${arguments[1]:-$usual}")" venv="${venv%/}"
+mark="$venv/.claw-lightning" # by which an environment that this script has built is known again
+CLAW_PYTHON38="$(home "${CLAW_PYTHON38:-}")"
 torch="${CLAW_ISAACGYM_TORCH:-torch==1.13.1+cu117 --extra-index-url https://download.pytorch.org/whl/cu117}"
 
 # -- the download ------------------------------------------------------------------------------------------------------
@@ -76,10 +82,16 @@ fi
 [ -n "$base" ] || fail "no Python 3.8 found; PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install 3.8.18, or set CLAW_PYTHON38"
 command -v "${CXX:-c++}" >/dev/null || fail "no C++ compiler (c++), with which gymtorch is compiled: apt-get install g++"
 
-envs="${CLAW_ISAACGYMENVS:-}"
+envs="$(home "${CLAW_ISAACGYMENVS:-}")"
 if [ -n "$envs" ]; then
     [ -f "$envs/isaacgymenvs/cfg/task/ShadowHand.yaml" ] ||
         fail "CLAW_ISAACGYMENVS: $envs has no isaacgymenvs/cfg/task/ShadowHand.yaml; give the folder of a clone of IsaacGymEnvs"
+fi
+
+# Looked at before anything is written: venv takes over whatever environment or folder it is given.
+if [ -e "$venv" ] && [ ! -d "$venv" ]; then fail "$venv is no folder; give another VENV"; fi
+if [ -d "$venv" ] && [ "$venv" != "$usual" ] && [ ! -e "$mark" ] && [ -n "$(ls -A "$venv")" ]; then
+    fail "$venv holds something that this script has not built, and would be changed; give a VENV that is new or empty"
 fi
 
 echo "Isaac Gym: $download" >&2
@@ -89,7 +101,8 @@ echo "environment: $venv ($torch)" >&2
 
 # -- the environment ---------------------------------------------------------------------------------------------------
 
-mkdir -p "$(dirname "$venv")"
+mkdir -p "$venv"
+touch "$mark"
 "$base" -m venv "$venv" >&2
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@" >&2; }
 # shellcheck disable=SC2086  # several arguments on purpose

@@ -11,7 +11,13 @@ if [ "${1:-}" != "" ]; then
     exit $?
 fi
 
-venv="${CLAW_PYTHON38_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/claw-lightning/py38}"
+# A "~" that a shell has left as it is: in quotes, or behind a "=".
+home() { case "$1" in "~") echo "$HOME" ;; "~/"*) echo "$HOME/${1#"~/"}" ;; *) echo "$1" ;; esac; }
+
+usual="${XDG_CACHE_HOME:-$HOME/.cache}/claw-lightning/py38" # nobody else's
+venv="$(home "${CLAW_PYTHON38_VENV:-$usual}")" venv="${venv%/}"
+mark="$venv/.claw-lightning" # by which an environment that this script has built is known again
+CLAW_PYTHON38="$(home "${CLAW_PYTHON38:-}")"
 ready='import sys, numpy, torch, yaml; assert sys.version_info[:2] == (3, 8)'
 
 is_38() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 8))' 2>/dev/null; }
@@ -36,8 +42,15 @@ if ! base="$(find_38)"; then
     echo "no Python 3.8 found: set-up of the rollout room's interpreter skipped" >&2
     exit 0
 fi
+# venv and pip take over whatever environment or folder they are given.
+if [ -e "$venv" ] && [ "$venv" != "$usual" ] && [ ! -e "$mark" ] && { [ ! -d "$venv" ] || [ -n "$(ls -A "$venv")" ]; }; then
+    echo "setup_py38: $venv holds something that this script has not built, and would be changed; remove it, or set" \
+        "CLAW_PYTHON38_VENV to a folder that is new or empty" >&2
+    exit 1
+fi
 echo "building $venv from $base (numpy 1.23.5, torch 1.12.1)" >&2
-mkdir -p "$(dirname "$venv")"
+mkdir -p "$venv"
+touch "$mark"
 [ -x "$venv/bin/python" ] || "$base" -m venv "$venv" >&2
 # torch 1.12.1 is one wheel that carries its CUDA libraries itself: nothing else is pulled in.
 "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \

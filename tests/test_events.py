@@ -136,6 +136,29 @@ def test_settings_that_exclude_each_other(settings, words):
         make_data(**settings)
 
 
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (
+            {"mode": "overlapped", "record_events": True},
+            "data.record_events: IsaacGymEnv .* never be played again; leave",
+        ),
+        ({"mode": "overlapped", "replay_events": "x"}, "data.replay_events: IsaacGymEnv cannot run in the learner's"),
+        ({"mode": "lockstep"}, "data.mode lockstep: IsaacGymEnv .*; set data.mode to overlapped"),
+    ],
+)
+@pytest.mark.parametrize("class_path", ["IsaacGymEnv", "claw_lightning.rollout.envs.isaacgym.IsaacGymEnv"])
+def test_a_simulator_that_cannot_be_played_here_is_not_recorded(settings, words, class_path):
+    env = EnvConfig(class_path, {"task": "ShadowHand"})
+    with pytest.raises(ConfigError, match=words):
+        make_data(env=env, **settings)
+    make_data(env=env, mode="overlapped")
+
+
+def test_an_adapter_that_cannot_be_imported_here_is_left_to_the_worker():
+    make_data(env=EnvConfig("nowhere.Env"), mode="overlapped", record_events=True)
+
+
 class Trouble(UpdateCallback):
     """Kills a worker, then changes the simulators, then kills the other one."""
 

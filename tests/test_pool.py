@@ -15,6 +15,7 @@ import claw_lightning.process
 from claw_lightning.errors import WorkerError
 from claw_lightning.pool import FailurePolicy, Worker, WorkerCommand, WorkerPool
 from claw_lightning.rollout import control as phases
+from claw_lightning.rollout.envs.packages import ASKED_DEVICE
 from claw_lightning.rollout.ring import LaneRing, RowLayout
 from tests.builders import FAKES, PATIENCE, poll_until
 
@@ -451,13 +452,13 @@ def test_environment_of_the_learners_own_interpreter(monkeypatch, tmp_path):
     assert env["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/learner"]
     assert not {"PYTHONHOME", "VIRTUAL_ENV", "LOCAL_RANK", "RANK"} & set(env)
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "3"
-    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["CUDA_VISIBLE_DEVICES"] == "" and env[ASKED_DEVICE] == "cpu"
 
 
 def test_environment_of_another_interpreter(monkeypatch, tmp_path):
     env = environment(monkeypatch, tmp_path, "/other/python", "cuda:2")
     assert env["PYTHONPATH"] == str(tmp_path)  # the learner's libraries are not for it
-    assert env["CUDA_VISIBLE_DEVICES"] == "2"
+    assert env["CUDA_VISIBLE_DEVICES"] == "2" and env[ASKED_DEVICE] == "cuda:2"
 
 
 def test_a_log_that_cannot_be_written_is_named(pool_of, tmp_path):

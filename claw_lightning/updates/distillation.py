@@ -5,6 +5,7 @@ Equations are in losses.py; here is which network is compared with which.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,7 +72,7 @@ def load_teacher(path: str, spec: EnvSpec, num_options: int, actor: str) -> Poli
     """
     key = "model.distillation.teacher"
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        stored = torch.load(os.path.expanduser(path), map_location="cpu", weights_only=True)
         settings: dict[str, Any] = stored["claw"]["policy"]
         state = {name[7:]: x for name, x in stored["state_dict"].items() if name.startswith("policy.")}
         teacher = Policy(**settings)

@@ -83,3 +83,72 @@ def test_an_interpreter_that_will_not_do_is_refused(tmp_path, download, version,
 def test_no_folder_is_refused(tmp_path):
     done = run(tmp_path, "--check", tmp_path / "nowhere")
     assert done.returncode == 1 and "is no folder; unpack IsaacGym_Preview_4_Package.tar.gz" in done.stderr
+
+
+# -- where the environment goes -----------------------------------------------------------------------------------
+
+
+def building_python(tmp_path, log):
+    """As :func:`fake_python`, and one that writes down where it was told to build an environment."""
+    path = fake_python(tmp_path, "3.8", shared=True)
+    lines = path.read_text().splitlines()
+    lines.insert(1, f'if [ "$1" = -m ]; then echo "$3" >>"{log}"; exit 9; fi')
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in [folder, *folder.rglob("*")]}
+
+
+PY38 = SCRIPT.with_name("setup_py38.sh")
+
+
+@pytest.mark.parametrize("name", ["pyvenv.cfg", "notes.txt", ".hidden"])
+@pytest.mark.parametrize("check", [(), ("--check",)])
+def test_a_folder_that_the_script_has_not_built_is_left_as_it_is(tmp_path, download, name, check):
+    venv, log = tmp_path / "venv", tmp_path / "built"
+    venv.mkdir()
+    (venv / name).write_text("home = /elsewhere\n")
+    before = snapshot(venv)
+    python = building_python(tmp_path, log)
+    done = run(tmp_path, *check, download, venv, python=python, CXX="sh")
+    assert done.returncode == 1 and f"{venv} holds something that this script has not built" in done.stderr
+    small = dict(os.environ, CLAW_PYTHON38=str(python), CLAW_PYTHON38_VENV=str(venv))
+    other = subprocess.run(["bash", str(PY38)], env=small, capture_output=True, text=True, timeout=60)
+    assert other.returncode == 1 and "CLAW_PYTHON38_VENV" in other.stderr and other.stdout == ""
+    assert snapshot(venv) == before and not log.exists()
+
+
+def test_a_file_in_the_environments_place_is_left_as_it_is(tmp_path, download):
+    (tmp_path / "venv").write_text("mine")
+    done = run(tmp_path, download, tmp_path / "venv", python=fake_python(tmp_path, "3.8", True), CXX="sh")
+    assert done.returncode == 1 and "is no folder; give another VENV" in done.stderr
+    assert (tmp_path / "venv").read_text() == "mine"
+
+
+def test_its_own_environment_is_built_on(tmp_path, download):
+    venv, log = tmp_path / "new" / "venv", tmp_path / "built"
+    for _ in range(2):  # the second time it is there, and not empty
+        done = run(tmp_path, download, venv, python=building_python(tmp_path, log), CXX="sh")
+        assert done.returncode == 9, done.stderr  # the interpreter's own
+    assert log.read_text().split() == [str(venv)] * 2 and list(venv.iterdir())
+
+
+def test_what_lies_in_the_scripts_own_place_is_its_own(tmp_path, download):
+    """Also where an earlier version built it, which left no mark."""
+    venv, log = tmp_path / ".cache/claw-lightning/isaacgym", tmp_path / "built"
+    venv.mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    done = run(tmp_path, download, python=building_python(tmp_path, log), CXX="sh")
+    assert done.returncode == 9 and log.read_text() == f"{venv}\n", done.stderr
+
+
+def test_a_tilde_is_the_home_folder_everywhere(tmp_path, download):
+    log = tmp_path / "built"
+    building_python(tmp_path, log)
+    (tmp_path / "envs/isaacgymenvs/cfg/task").mkdir(parents=True)
+    (tmp_path / "envs/isaacgymenvs/cfg/task/ShadowHand.yaml").touch()
+    more = {"CXX": "sh", "CLAW_ISAACGYMENVS": "~/envs"}
+    done = run(tmp_path, "~/isaacgym/", "~/venv", python="~/python3.8", **more)
+    assert done.returncode == 9 and log.read_text() == f"{tmp_path}/venv\n", done.stderr

@@ -197,6 +197,8 @@ class VectorEnv:
     spec: EnvSpec
     #: Whether a second one may be built in the same process, as is done to measure the memory of a lane.
     may_be_built_twice = False
+    #: Whether it runs in the learner's process as well: in lock-step mode, and where a recorded run is played again.
+    may_run_in_lockstep = True
     #: Whether arrays that were returned may change at the next step or reset, against the contract of
     #: :class:`StepResult`; they are then copied. Adapters that hand out arrays for good may say so and save the copy.
     reuses_buffers = True

@@ -11,6 +11,7 @@ import numpy as np
 from claw_lightning.rollout.envs import isaacgym_config as configs
 from claw_lightning.rollout.envs import isaacgym_setup as setup
 from claw_lightning.rollout.envs.base import GOAL_IN_NEXT_OBS, NEXT_STEP, EnvError, EnvSpec, StepResult, VectorEnv
+from claw_lightning.rollout.envs.packages import refuse_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +69,7 @@ class IsaacGymEnv(VectorEnv):
         EnvError: whatever keeps the task from being built, with its cure.
     """
 
+    may_run_in_lockstep = False  # it is to be imported before torch, and a process can build one only
     #: Whether this process has built one: the simulator keeps its first scene for ever, and a second one fails in it.
     _is_taken = False
 
@@ -91,19 +93,30 @@ class IsaacGymEnv(VectorEnv):
         isaacgymenvs_path: Optional[str] = None,
         bidexhands_path: Optional[str] = None,
     ) -> None:
-        _check_arguments(num_envs, reward_scale, pipeline, scalars_every, num_threads)
+        _check_arguments(
+            num_envs,
+            seed,
+            {"reward_scale": reward_scale, "gpu_memory": gpu_memory},
+            {"scalars_every": scalars_every, "num_threads": num_threads},
+            {"task": task, "subtask": subtask},
+            {"isaacgymenvs_path": isaacgymenvs_path, "bidexhands_path": bidexhands_path},
+        )
+        if pipeline not in (None, "gpu", "cpu"):
+            raise EnvError("data.env.init_args.pipeline: must be gpu or cpu, not %r" % (pipeline,))
         if IsaacGymEnv._is_taken:
             raise EnvError("IsaacGymEnv: one process can hold one Isaac Gym environment, and this one has its own")
         setup.import_isaacgym()
         place = find_task(task, isaacgymenvs_path, bidexhands_path)
         gpu = setup.find_gpu()
-        if gpu is not None:
+        if gpu is None:
+            refuse_cpu("IsaacGymEnv", setup.why_no_gpu())
+        else:
             setup.check_gpu(gpu, num_envs, gpu_memory)
         if pipeline == "gpu" and gpu is None:
             raise EnvError("data.env.init_args.pipeline: gpu needs a GPU; set data.worker_device to cuda:<number>")
         setup.import_gymtorch()
         machine = machine_settings(num_envs, gpu is not None, pipeline, num_threads)
-        config = place.config(overrides or {}, machine, subtask)
+        config = place.config({} if overrides is None else overrides, machine, subtask)
         setup.set_seed(seed)
         IsaacGymEnv._is_taken = True
         self._task: IsaacGymTask = _build(place, config, machine, task)
@@ -128,6 +141,12 @@ class IsaacGymEnv(VectorEnv):
             )
         if task.num_envs != self.num_envs:
             raise EnvError("task %s has %d environments in place of %d" % (self._name, task.num_envs, self.num_envs))
+        if task.max_episode_length < configs.SHORTEST:
+            raise EnvError(
+                "data.env.init_args.overrides: episodes of %s are %d steps long, from which nothing can be learned; "
+                "raise env.episodeLength or env.resetTime to give at least %d"
+                % (self._name, task.max_episode_length, configs.SHORTEST)
+            )
         if task.num_obs < 1 or task.num_acts < 1:
             raise EnvError("task %s has %d observations and %d actions" % (self._name, task.num_obs, task.num_acts))
 
@@ -135,8 +154,8 @@ class IsaacGymEnv(VectorEnv):
         task = self._task
         low, high = task.action_space.low, task.action_space.high
         limit = int(task.max_episode_length)
-        rounds = int(config["env"].get("maxConsecutiveSuccesses", 0))  # the clock restarts at each success
-        step = float(config["sim"].get("dt", PHYSICS_STEP)) * int(config["env"].get("controlFrequencyInv", 1))
+        rounds = int(config["env"].get("maxConsecutiveSuccesses") or 0)  # the clock restarts at each success
+        step = float(config["sim"].get("dt") or PHYSICS_STEP) * int(config["env"].get("controlFrequencyInv") or 1)
         return EnvSpec(
             task=self._name,
             obs_size=task.num_obs,
@@ -262,17 +281,34 @@ class IsaacGymEnv(VectorEnv):
 
 
 def _check_arguments(
-    num_envs: int, reward_scale: float, pipeline: Optional[str], scalars_every: int, num_threads: int
+    num_envs: Any,
+    seed: Any,
+    sizes: Dict[str, Any],
+    counts: Dict[str, Any],
+    texts: Dict[str, Any],
+    paths: Dict[str, Any],
 ) -> None:
-    if num_envs < 1:
-        raise EnvError("data.envs_per_worker: must be at least 1, not %d" % num_envs)
-    if not (isinstance(reward_scale, (int, float)) and np.isfinite(reward_scale) and reward_scale > 0):
-        raise EnvError("data.env.init_args.reward_scale: must be a number above 0, not %r" % (reward_scale,))
-    if pipeline not in (None, "gpu", "cpu"):
-        raise EnvError("data.env.init_args.pipeline: must be gpu or cpu, not %r" % (pipeline,))
-    for name, value in (("scalars_every", scalars_every), ("num_threads", num_threads)):
-        if value < 1:
-            raise EnvError("data.env.init_args.%s: must be at least 1, not %d" % (name, value))
+    """Refuse arguments of a wrong kind, which from Python nobody else has looked at."""
+    if not configs.is_whole(num_envs) or num_envs < 1:
+        raise EnvError("data.envs_per_worker: must be at least 1 and whole, not %.60r" % (num_envs,))
+    if not configs.is_whole(seed):
+        raise EnvError("data.seed: must be a whole number, not %.60r" % (seed,))
+    for name, value in sizes.items():
+        may_be_zero = name == "gpu_memory"
+        if may_be_zero and value is None:
+            continue
+        if not (configs.is_number(value) and np.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
+            least = "from 0" if may_be_zero else "above 0"
+            raise EnvError("data.env.init_args.%s: must be a number %s, not %.60r" % (name, least, value))
+    for name, value in counts.items():
+        if not configs.is_whole(value) or value < 1:
+            raise EnvError("data.env.init_args.%s: must be at least 1 and whole, not %.60r" % (name, value))
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise EnvError("data.env.init_args.%s: must be a name, not %.60r" % (name, value))
+    for name, value in paths.items():
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise EnvError("data.env.init_args.%s: must be a folder, not %.60r" % (name, value))
 
 
 def machine_settings(num_envs: int, has_gpu: bool, pipeline: Optional[str], num_threads: int) -> Dict[str, Any]:
@@ -306,11 +342,20 @@ class Place(NamedTuple):
     task: str
 
     def config(self, overrides: Dict[str, Any], machine: Dict[str, Any], subtask: str) -> Dict[str, Any]:
-        """Plain settings of the task."""
+        """Plain settings of the task.
+
+        Raises:
+            EnvError: see :func:`isaacgym_config.task_config` and :func:`isaacgym_config.check_clock`.
+        """
         if self.package == "isaacgymenvs":
-            return configs.task_config(self.folder, self.task, overrides, machine, subtask)
-        found = configs.override(configs.read_yaml(os.path.join(self.configs, self.task + ".yaml")), overrides)
-        return dict(configs.plain(found, machine), name=self.task)
+            found = configs.task_config(self.folder, self.task, overrides, machine, subtask)
+        elif subtask:
+            raise configs.no_subtasks(self.task)
+        else:
+            file = configs.read_yaml(os.path.join(self.configs, self.task + ".yaml"))
+            found = dict(configs.plain(configs.override(file, overrides, machine), machine), name=self.task)
+        configs.check_clock(found)
+        return found
 
 
 def find_task(task: str, isaacgymenvs_path: Optional[str], bidexhands_path: Optional[str]) -> Place:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
+import numbers
 import os
 import re
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from claw_lightning.rollout.envs.base import EnvError
 
@@ -21,8 +23,16 @@ OWNED = {
     "sim.use_gpu_pipeline": "data.worker_device (and data.env.init_args.pipeline)",
     "sim.physx.use_gpu": "data.worker_device",
     "physics_engine": "nothing: PhysX is the only engine supported",
+    "sim.physx.num_threads": "data.env.init_args.num_threads",
+    "sim.physx.num_subscenes": "data.env.init_args.num_threads",
     "name": "data.env.init_args.task",
+    "env.subtask": "data.env.init_args.subtask",
 }
+#: Groups of settings that every task has, whether its files mention them or not.
+GROUPS = ("env", "sim", "sim.physx")
+#: Control steps of an episode below which there is nothing to learn from: the first one is lost at a reset, and the
+#: simulator calls the last but one the end.
+SHORTEST = 3
 
 _EXPONENT = re.compile(r"[-+]?\d[\d_]*\.?[\d_]*[eE][-+]?\d+$")
 
@@ -75,12 +85,13 @@ def merge(base: Dict[str, Any], over: Dict[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def compose(folder: str, name: str, groups: Dict[str, str]) -> Dict[str, Any]:
+def compose(folder: str, name: str, groups: Dict[str, str], used: Optional[Set[str]] = None) -> Dict[str, Any]:
     """A file of ``folder`` with all that its ``defaults`` list names, later entries over earlier ones.
 
     Args:
         name: file without its ending.
         groups: which file of a subfolder is taken, by the subfolder's name, in place of the one that the list names.
+        used: takes the names of all subfolders from which a file was taken.
 
     Raises:
         EnvError: a file is missing or cannot be read.
@@ -97,9 +108,11 @@ def compose(folder: str, name: str, groups: Dict[str, str]) -> Dict[str, Any]:
             part = {}
             for group, choice in entry.items():
                 group = group.split()[-1]  # "override env" replaces a choice as "env" makes it
+                if used is not None:
+                    used.add(group)
                 part[group] = _choice(folder, group, groups.get(group, str(choice)))
         else:
-            part = compose(folder, str(entry), groups)
+            part = compose(folder, str(entry), groups, used)
         found = merge(found, part)
     return found
 
@@ -122,29 +135,133 @@ def dotted_keys(config: Dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from dotted_keys(value, prefix + str(key) + ".")
 
 
-def override(config: Dict[str, Any], overrides: Dict[str, Any]) -> Dict[str, Any]:
+def override(config: Dict[str, Any], overrides: Dict[str, Any], machine: Dict[str, Any]) -> Dict[str, Any]:
     """The configuration with other values at dotted keys; ``+key`` adds one that the files do not have.
 
+    Args:
+        overrides: ``{env.episodeLength: 50}`` and ``{env: {episodeLength: 50}}`` say the same.
+        machine: what references lead to, see :func:`task_config`.
+
     Raises:
-        EnvError: a key is unknown, or is not the user's to set; the message names the nearest.
+        EnvError: a key is unknown (the message names the nearest), is not the user's to set, or has a value of another
+            kind than the task's own.
     """
-    config = copy.deepcopy(config)
-    known = list(dotted_keys(config))
-    for name, value in overrides.items():
-        key = name.lstrip("+")
-        where = "data.env.init_args.overrides.%s" % name
+    if not isinstance(overrides, dict):
+        raise EnvError(
+            "data.env.init_args.overrides: must hold settings such as {env.episodeLength: 600}, not %.60r"
+            % (overrides,)
+        )
+    before, config = config, copy.deepcopy(config)
+    known, changed = list(dotted_keys(config)), []
+    for key, value, is_added in _assignments(config, overrides):
+        where = "data.env.init_args.overrides.%s" % key
         if key in OWNED:
             raise EnvError("%s: set %s instead" % (where, OWNED[key]))
-        if key not in known and key == name:
+        if key in GROUPS or isinstance(_look_up(config, key), dict):
+            raise EnvError("%s: is a group of settings, not %.60r; write %s.<setting>" % (where, value, key))
+        if key not in known and not is_added:
             raise EnvError("%s: the task has no such setting%s (+%s adds one)" % (where, nearest(key, known), key))
-        *path, last = key.split(".")
-        place = config
-        for step in path:
-            place = place.setdefault(step, {})
-            if not isinstance(place, dict):
-                raise EnvError("%s: %s is a value, not a group of settings" % (where, step))
-        place[last] = value
+        _place(config, key, value, where)
+        changed.append(key)
+    for key in changed:
+        _check_kind(key, _resolved(before, machine, key), _resolved(config, machine, key))
     return config
+
+
+def _assignments(
+    config: Dict[str, Any], overrides: Dict[str, Any], prefix: str = "", is_added: bool = False
+) -> Iterator[Tuple[str, Any, bool]]:
+    """Dotted key, value and whether a ``+`` stands before it, of each setting in nested overrides."""
+    for name, value in overrides.items():
+        if not isinstance(name, str) or not all(name.lstrip("+").split(".")):
+            raise EnvError(
+                "data.env.init_args.overrides: %.60r is no key; write dotted names such as env.episodeLength" % (name,)
+            )
+        key, adds = prefix + name.lstrip("+"), is_added or name.startswith("+")
+        is_group = key in GROUPS or isinstance(_look_up(config, key), dict)
+        # An empty mapping is a value where there was nothing, and changes nothing in a group.
+        if isinstance(value, dict) and (is_group or (value and _look_up(config, key) is None)):
+            yield from _assignments(config, value, key + ".", adds)
+        else:
+            yield key, value, adds
+
+
+def _look_up(config: Dict[str, Any], key: str) -> Any:
+    """What lies at a dotted key; None: nothing."""
+    place: Any = config
+    for step in key.split("."):
+        place = place.get(step) if isinstance(place, dict) else None
+    return place
+
+
+def _place(config: Dict[str, Any], key: str, value: Any, where: str) -> None:
+    *path, last = key.split(".")
+    place = config
+    for step in path:
+        if place.get(step) is None:
+            place[step] = {}
+        place = place[step]
+        if not isinstance(place, dict):
+            raise EnvError("%s: %s is a value, not a group of settings" % (where, step))
+    place[last] = value
+
+
+def _resolved(config: Dict[str, Any], machine: Dict[str, Any], key: str) -> Any:
+    """The value at a dotted key without references; None: nothing, or one that leads nowhere, which is told later."""
+    try:
+        return Resolver(dict(machine, task=config)).resolve(("task", *key.split(".")))
+    except (EnvError, KeyError):
+        return None
+
+
+def is_number(value: Any) -> bool:
+    """Whether it can be reckoned with: a number that is neither a switch nor NaN."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it counts something."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _check_kind(key: str, before: Any, after: Any) -> None:
+    """Refuse a text in a number's place and the like; where the files say nothing (null, empty), all is let pass."""
+    kinds = (
+        (isinstance(before, bool), isinstance(after, bool), "true or false"),
+        (is_number(before), is_number(after), "a number"),
+        (isinstance(before, str) and before != "", isinstance(after, str), "a text"),
+        (isinstance(before, list), isinstance(after, list), "a list"),
+        (isinstance(before, dict), isinstance(after, dict), "a group of settings"),
+    )
+    for is_of_kind, fits, name in kinds:
+        if is_of_kind and not fits:
+            raise EnvError(
+                "data.env.init_args.overrides.%s: must be %s, such as the task's own %.60r, not %.60r"
+                % (key, name, before, after)
+            )
+
+
+def check_clock(config: Dict[str, Any]) -> None:
+    """Refuse plain settings that give no episodes to learn from.
+
+    Raises:
+        EnvError: one of the numbers that make up a task's clock is none, or too small.
+    """
+    for key, smallest in (("env.episodeLength", SHORTEST), ("env.controlFrequencyInv", 1)):
+        value = _look_up(config, key)
+        if value is not None and not (is_whole(value) and value >= smallest):
+            raise EnvError(
+                "data.env.init_args.overrides.%s: must be a whole number from %d, not %.60r" % (key, smallest, value)
+            )
+    value = _look_up(config, "env.maxConsecutiveSuccesses")
+    if value is not None and not is_whole(value):
+        raise EnvError(
+            "data.env.init_args.overrides.env.maxConsecutiveSuccesses: must be a whole number (0: none), not %.60r"
+            % (value,)
+        )
+    value = _look_up(config, "sim.dt")
+    if value is not None and not (is_number(value) and 0 < value < math.inf):
+        raise EnvError("data.env.init_args.overrides.sim.dt: must be a number of seconds above 0, not %.60r" % (value,))
 
 
 # -- references -------------------------------------------------------------------------------------------------------
@@ -300,8 +417,16 @@ def task_config(
     Raises:
         EnvError: see :func:`compose`, :func:`override` and :class:`Resolver`.
     """
-    config = compose(os.path.join(package, "cfg", "task"), task, {"env": subtask} if subtask else {})
-    return plain(override(config, overrides), machine)
+    used: Set[str] = set()
+    config = compose(os.path.join(package, "cfg", "task"), task, {"env": subtask} if subtask else {}, used)
+    if subtask and "env" not in used:
+        raise no_subtasks(task)
+    return plain(override(config, overrides, machine), machine)
+
+
+def no_subtasks(task: str) -> EnvError:
+    """That a subtask was given to a task without any."""
+    return EnvError("data.env.init_args.subtask: %s has no subtasks, those of AllegroKuka have; leave it out" % task)
 
 
 def plain(config: Dict[str, Any], machine: Dict[str, Any]) -> Dict[str, Any]:
@@ -309,10 +434,14 @@ def plain(config: Dict[str, Any], machine: Dict[str, Any]) -> Dict[str, Any]:
     found: Dict[str, Any] = Resolver(dict(machine, task=config)).resolve(("task",))
     is_gpu = str(machine["sim_device"]).startswith("cuda")
     found["physics_engine"] = "physx"
-    found.setdefault("env", {})["numEnvs"] = machine["num_envs"]
-    sim = found.setdefault("sim", {})
+    for key in GROUPS:
+        if _look_up(found, key) is None:
+            _place(found, key, {}, "task configuration, %s" % key)
+        elif not isinstance(_look_up(found, key), dict):
+            raise EnvError("task configuration, %s: must be a group of settings" % key)
+    sim, physx = found["sim"], found["sim"]["physx"]
+    found["env"]["numEnvs"] = machine["num_envs"]
     sim["use_gpu_pipeline"] = is_gpu and machine["pipeline"] == "gpu"
-    physx = sim.setdefault("physx", {})
     physx["use_gpu"] = is_gpu
     if not is_gpu:  # a GPU does not look at them; some files ask for more threads than a worker has cores
         physx["num_threads"] = machine["num_threads"]

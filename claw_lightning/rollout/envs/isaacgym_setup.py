@@ -197,6 +197,24 @@ def find_gpu() -> Optional[Gpu]:
     return Gpu(torch.cuda.get_device_name(0), capability, torch.cuda.get_arch_list(), free, total)
 
 
+def why_no_gpu() -> str:
+    """Why :func:`find_gpu` finds none, and what helps."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "torch %s of %s was built without CUDA; install one with it there (%s)" % (
+            torch.__version__,
+            sys.executable,
+            GUIDE,
+        )
+    return "torch %s of %s (CUDA %s) sees no such GPU; compare number and driver in nvidia-smi (%s)" % (
+        torch.__version__,
+        sys.executable,
+        torch.version.cuda,
+        GUIDE,
+    )
+
+
 def _can_run(kernel: str, capability: Tuple[int, int]) -> bool:
     found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", kernel)
     if found is None:
@@ -261,6 +279,7 @@ def find_package(name: str, given: Optional[str] = None) -> Optional[str]:
         EnvError: ``given``, the user's ``<name>_path``, is no such folder.
     """
     if given is not None:
+        given = os.path.expanduser(given)
         for folder in (given, os.path.join(given, name)):
             if os.path.isdir(os.path.join(folder, "tasks")) and os.path.isdir(os.path.join(folder, "cfg")):
                 return os.path.abspath(folder)

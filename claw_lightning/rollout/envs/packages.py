@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from typing import Any, Tuple
 
 from claw_lightning.rollout.envs.base import EnvError
 
+#: Variable of a worker's environment that holds ``data.worker_device``; unset where an adapter is built by hand.
+ASKED_DEVICE = "CLAW_WORKER_DEVICE"
 _MAX_QUOTED = 160  # characters of another package's text in an error message
 
 
@@ -68,6 +71,24 @@ def numbers(version: str) -> Tuple[int, ...]:
     """(2, 3, 1) of "2.3.1.post1"; () of a text without numbers."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def refuse_cpu(adapter: str, reason: str) -> None:
+    """Refuse to simulate on the CPU in a worker that was given a GPU: thousands of lanes would crawl, unseen.
+
+    Args:
+        adapter: its name.
+        reason: why no GPU can be used here, with the cure, for the message.
+
+    Raises:
+        EnvError: ``data.worker_device`` names a GPU.
+    """
+    device = os.environ.get(ASKED_DEVICE, "")
+    if device.startswith("cuda"):
+        raise EnvError(
+            "data.worker_device: %s for %s, but %s; the CPU is chosen by data.worker_device: cpu"
+            % (device, adapter, reason)
+        )
 
 
 def check_lanes(num_envs: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from claw_lightning.rollout.envs.base import NEXT_STEP, EnvError, EnvSpec, StepResult, VectorEnv
 from claw_lightning.rollout.envs.gymnasium_env import PRIVILEGED_KEY, unknown_task
-from claw_lightning.rollout.envs.packages import check_lanes, load, numbers, one_line, package_version
+from claw_lightning.rollout.envs.packages import check_lanes, load, numbers, one_line, package_version, refuse_cpu
 
 #: Playground 0.2.0 calls ``clip(a_max=...)``, which JAX 0.10 no longer has.
 _CURE = "pip install 'playground==0.2.0' 'jax<0.10' into a Python 3.11 or later"
@@ -230,6 +230,8 @@ def _implementation(wanted: Optional[str], config: Any, jax: Any, task: str) -> 
             "data.worker_device: cuda:0 with a JAX for CUDA (pip install 'jax[cuda12]'), or impl: jax, or use "
             "EnvPoolEnv, which has the hands too"
         )
+    if not has_gpu:  # whatever the physics: all of it is JAX's
+        refuse_cpu("PlaygroundEnv", "its JAX sees no GPU; install one for CUDA (pip install 'jax[cuda12]')")
     if "impl" not in config:
         if wanted is not None:
             raise EnvError("data.env.init_args.impl: %s of this Playground has no such setting; remove it" % task)

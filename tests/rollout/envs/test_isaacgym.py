@@ -11,9 +11,11 @@ import torch
 from claw_lightning.rollout.collector import evaluate
 from claw_lightning.rollout.control import Control
 from claw_lightning.rollout.device import HostSide
+from claw_lightning.rollout.envs import isaacgym_config as configs
 from claw_lightning.rollout.envs import isaacgym_setup as setup
 from claw_lightning.rollout.envs.base import ContractError, EnvError, EnvSpec, StepResult, VectorEnv, make_env
 from claw_lightning.rollout.envs.isaacgym import IsaacGymEnv
+from claw_lightning.rollout.envs.packages import ASKED_DEVICE
 from tests.builders import collector_of
 from tests.rollout.envs.isaac import PACKAGE, is_ours, stand_in, without_torch
 
@@ -265,11 +267,51 @@ def refused(message, **settings):
         ({"reward_scale": 0.0}, "reward_scale: must be a number above 0"),
         ({"scalars_every": 0}, "scalars_every: must be at least 1"),
         ({"num_envs": 0}, "data.envs_per_worker: must be at least 1"),
+        ({"scalars_every": "a"}, "scalars_every: must be at least 1 and whole, not 'a'"),
+        ({"num_threads": 1.5}, "num_threads: must be at least 1 and whole, not 1.5"),
+        ({"reward_scale": True}, "reward_scale: must be a number above 0"),
+        ({"gpu_memory": -1}, "gpu_memory: must be a number from 0"),
+        ({"gpu_memory": "8"}, "gpu_memory: must be a number from 0"),
+        ({"subtask": 3}, "subtask: must be a name"),
+        ({"task": None}, "task: must be a name"),
+        ({"isaacgymenvs_path": 3}, "isaacgymenvs_path: must be a folder"),
+        ({"overrides": []}, "init_args.overrides: must hold settings"),
+        ({"subtask": "regrasping", "overrides": {}}, "subtask: Encoded has no subtasks"),
+        ({"overrides": {"env.episodeLength": 0}}, "overrides.env.episodeLength: must be a whole number from 3, not 0"),
+        ({"overrides": {"sim.dt": 0}}, "overrides.sim.dt: must be a number of seconds above 0"),
+        ({"overrides": {"sim.physx": None}}, "overrides.sim.physx: is a group of settings"),
         ({"nonsense": 1}, "data.env.init_args: .*nonsense"),
     ],
 )
 def test_bad_settings_are_one_sentence(isaac, settings, message):
     refused(message, **settings)
+
+
+@pytest.mark.parametrize(
+    "cuda, reason", [(None, "was built without CUDA"), ("11.7", r"\(CUDA 11.7\) sees no such GPU")]
+)
+def test_a_gpu_that_was_asked_for_is_not_replaced_by_the_cpu(isaac, monkeypatch, cuda, reason):
+    monkeypatch.setattr(setup, "find_gpu", lambda: None)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv(ASKED_DEVICE, "cuda:0")
+    refused(rf"^data.worker_device: cuda:0 for IsaacGymEnv, but .*{reason}.*data.worker_device: cpu$")
+    monkeypatch.setenv(ASKED_DEVICE, "cpu")
+    build()
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, None])
+def test_a_seed_is_a_whole_number(isaac, seed):
+    with pytest.raises(EnvError, match="data.seed: must be a whole number"):
+        IsaacGymEnv("Encoded", seed=seed)
+
+
+def test_the_shortest_episodes_are_those_that_leave_a_row(isaac, monkeypatch):
+    env = build(overrides={"env.episodeLength": configs.SHORTEST, "env.period": 999})
+    assert not all(result.is_border.all() for *_, result in play(env, 12))
+    monkeypatch.setattr(env.env._task, "max_episode_length", 2)  # what a resetTime makes of it
+    with pytest.raises(EnvError, match="episodes of Encoded are 2 steps long, .* env.resetTime to give at least 3"):
+        env.env._check_sizes()
+    assert all(result.is_border.all() for *_, result in play(env, 12)[4:])
 
 
 def test_a_second_environment_in_a_process_is_refused(isaac):

@@ -136,12 +136,86 @@ def test_number_and_devices_are_the_workers(package):
         ({"overrides": {"env.numEnvs": 1}}, "overrides.env.numEnvs: set data.envs_per_worker instead"),
         ({"overrides": {"sim.physx.use_gpu": True}}, "set data.worker_device instead"),
         ({"overrides": {"+name.x": 1}}, "name is a value, not a group"),
+        ({"overrides": {"env": {"numEnvs": 5}}}, "overrides.env.numEnvs: set data.envs_per_worker instead"),
+        ({"overrides": {"+sim": {"physx": {"use_gpu": 1}}}}, "overrides.sim.physx.use_gpu: set data.worker_device"),
+        ({"overrides": {"+sim.physx.num_threads": 4}}, "set data.env.init_args.num_threads instead"),
+        ({"overrides": {"env.subtask": "two"}}, "set data.env.init_args.subtask instead"),
+        ({"overrides": {"env": {"lenght": 1}}}, "overrides.env.lenght: the task has no such setting; did you mean"),
+        ({"overrides": {"env": 3}}, "overrides.env: is a group of settings, not 3; write env.<setting>"),
+        ({"overrides": {"+sim.physx": None}}, "overrides.sim.physx: is a group of settings, not None"),
+        ({"overrides": {"env.length": "abc"}}, "overrides.env.length: must be a number, .* 10, not 'abc'"),
+        ({"overrides": {"env.length": None}}, "overrides.env.length: must be a number"),
+        ({"overrides": {"env.length": True}}, "overrides.env.length: must be a number"),
+        ({"overrides": {"env.length": float("nan")}}, "overrides.env.length: must be a number"),
+        ({"overrides": {"env.length": {"x": 1}}}, "overrides.env.length: must be a number"),
+        ({"overrides": {"env.b": "x"}}, "overrides.env.b: must be a number, .* 8, not 'x'"),
+        ({"overrides": {5: 1}}, "overrides: 5 is no key"),
+        ({"overrides": {"env": {5: 1}}}, "overrides: 5 is no key"),
+        ({"overrides": {"+env..a": 1}}, "is no key"),
+        ({"overrides": "env.length=1"}, "init_args.overrides: must hold settings"),
+        ({"overrides": {"+sim.dt": 0}}, "overrides.sim.dt: must be a number of seconds above 0, not 0"),
+        ({"overrides": {"+sim.dt": "x"}}, "overrides.sim.dt: must be a number of seconds"),
+        ({"overrides": {"+env.controlFrequencyInv": 0}}, "overrides.env.controlFrequencyInv: must be a whole number"),
+        ({"overrides": {"+env.episodeLength": 2}}, "overrides.env.episodeLength: must be a whole number from 3, not 2"),
+        ({"overrides": {"+env.episodeLength": 9.5}}, "overrides.env.episodeLength: must be a whole number from 3"),
+        ({"overrides": {"+env.maxConsecutiveSuccesses": "x"}}, "env.maxConsecutiveSuccesses: must be a whole number"),
         ({"subtask": "tow"}, r"init_args.subtask: there is no tow; did you mean two\? \(known: one, two\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_set_is_refused_with_the_cure(package, arguments, message):
     with pytest.raises(EnvError, match=message):
         settings(package, "Last", **arguments)
+
+
+def test_overrides_may_be_nested(package):
+    """Only what they name changes: they are no sections that take the place of the task's."""
+    flat = settings(package, "Last", {"env.length": 5, "+env.extra.deep": "x", "+sim.physx.c": 2})
+    for nested in (
+        {"env": {"length": 5, "+extra": {"deep": "x"}}, "+sim": {"physx": {"c": 2}}},
+        {"env": {"length": 5, "+extra.deep": "x"}, "sim": {"physx": {"+c": 2}}},
+        {"+env": {"extra": {"deep": "x"}, "length": 5}, "sim.physx": {"+c": 2}},
+    ):
+        assert settings(package, "Last", nested) == flat
+    assert flat["env"]["a"] == 2 and flat["sim"]["physx"]["c"] == 2
+    assert settings(package, "Last", {"env": {}}) == settings(package, "Last")
+
+
+@pytest.mark.parametrize("task, key, value", [
+    ("ShadowHand", "task.randomize", "yes"), ("ShadowHand", "env.objectType", 3),
+    ("ShadowHand", "task.randomization_params.observations.range", 0.1), ("ShadowHand", "sim.dt", [1]),
+])  # fmt: skip
+def test_values_are_of_the_tasks_own_kind(task, key, value):
+    with pytest.raises(EnvError, match=rf"overrides.{key}: must be .* task's own"):
+        settings(str(PACKAGE), task, {key: value})
+
+
+def test_a_reference_is_a_value_of_what_it_leads_to(package):
+    assert settings(package, "Last", {"env.length": "${.a}"})["env"]["length"] == 2
+
+
+def test_an_empty_section_of_a_file_is_filled_and_a_wrong_one_named(package):
+    write(package, "Alone", "name: Hand\nenv:\nsim: {physx: }\n")
+    assert settings(package, "Alone")["env"] == {"numEnvs": 8}
+    write(package, "Alone", "name: Hand\nenv: {}\nsim: 3\n")
+    with pytest.raises(EnvError, match="task configuration, sim: must be a group of settings"):
+        settings(package, "Alone")
+
+
+@pytest.mark.parametrize("task", ["ShadowHand", "Encoded"])
+def test_a_subtask_is_refused_where_there_are_none(task):
+    with pytest.raises(EnvError, match=f"init_args.subtask: {task} has no subtasks, .*; leave it out"):
+        settings(str(PACKAGE), task, subtask="regrasping")
+
+
+def test_a_subtask_is_refused_by_bidexhands():
+    with pytest.raises(EnvError, match="init_args.subtask: ShadowHandOver has no subtasks"):
+        find_task("ShadowHandOver", None, str(FAKES / "isaac" / "bidexhands")).config({}, CPU, "throw")
+
+
+def test_folders_may_begin_with_a_tilde(package, monkeypatch):
+    monkeypatch.setenv("HOME", package)
+    assert find_task("Last", "~", None).folder == package
+    assert find_task("ShadowHandOver", None, str(FAKES / "isaac" / "bidexhands")).package == "bidexhands"
 
 
 def write(package, task, text):

@@ -7,6 +7,7 @@ import pytest
 
 from claw_lightning.rollout.envs import EnvError, PlaygroundEnv, make_env
 from claw_lightning.rollout.envs.diagnostic import END, LENGTH, STEP
+from claw_lightning.rollout.envs.packages import ASKED_DEVICE
 from tests.fakes import fake_simulators as fakes
 
 
@@ -35,6 +36,16 @@ def test_the_physics_follows_the_machine(install, platform, wanted, chosen):
     loaded = install(platform=platform)
     env = PlaygroundEnv(fakes.TASK, impl=wanted)
     assert loaded[0]["impl"] == env.spec.versions["impl"] == chosen
+
+
+@pytest.mark.parametrize("settings, impl", [({}, None), ({}, "jax"), ({"with_impl": False}, None)])
+def test_a_gpu_that_was_asked_for_is_not_replaced_by_the_cpu(install, monkeypatch, settings, impl):
+    install(platform="cpu", **settings)
+    monkeypatch.setenv(ASKED_DEVICE, "cuda:1")
+    with pytest.raises(EnvError, match=r"data.worker_device: cuda:1 .*jax\[cuda12\].*data.worker_device: cpu"):
+        PlaygroundEnv(fakes.TASK, impl=impl)
+    monkeypatch.setenv(ASKED_DEVICE, "cpu")
+    PlaygroundEnv(fakes.TASK, impl=impl)
 
 
 def test_a_task_without_a_choice_of_physics(install):
