@@ -77,7 +77,7 @@ def make_cli_class() -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     import callbacks
-    from claw_lightning.configs import list_configs
+    from claw_lightning.configs import import_lines, list_configs
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
     from claw_lightning.ranks import open_run_folder, run_folder
@@ -135,7 +135,7 @@ def make_cli_class() -> Any:
             folder = open_run_folder(trainer)  # on every rank: it may be broadcast
             if trainer.is_global_zero and not self.already_saved:
                 save_config(
-                    self.parser.dump(self.config, skip_none=False, skip_link_targets=False),
+                    import_lines() + self.parser.dump(self.config, skip_none=False, skip_link_targets=False),
                     folder / "logs" if not trainer.loggers else folder,
                     "config" if trainer.state.fn == "fit" else str(trainer.state.fn.value),
                 )

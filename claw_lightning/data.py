@@ -544,10 +544,16 @@ class ReplayDataModule(pl.LightningDataModule):
                 if ended:
                     worker.wait(5.0)
                     worker.log_path = self._keep_description()
-                    raise worker.failure(f"did not start in {self.worker_python} ({worker.exit_text()})")
+                    raise worker.failure(
+                        f"did not start in data.worker_python {self.worker_python} ({worker.exit_text()} before it was "
+                        "ready; name a Python itself there)"
+                    )
                 if worker.control.silence > pool.deadlines["start"]:
                     worker.log_path = self._keep_description()
-                    raise worker.failure("did not start in time")
+                    raise worker.failure(
+                        f"gave no sign of life for {pool.deadlines['start']:g} s (data.deadlines.start): raise that if "
+                        f"it needs longer, or correct data.worker_python {self.worker_python}"
+                    )
         finally:
             pool.close(grace=1.0)
             self._describer = None

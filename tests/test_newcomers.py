@@ -214,6 +214,22 @@ def test_a_printed_configuration_runs_unchanged_and_the_one_beside_the_logs_agai
     assert yaml.safe_load(Path("runs/version_1/config.yaml").read_text()) == yaml.safe_load(saved)
 
 
+def test_the_configuration_of_a_run_finds_its_plug_ins_from_another_folder(tmp_path, monkeypatch):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    (project / "beside_plugin.py").write_text(PLUGIN)
+    (project / "own.yaml").write_text("data: {sampler: beside_plugin.MySampler}\n")
+    assert cli.main([*FAST, *SHORT, "--config", "project/own.yaml"]) == 0, Path("error.log").read_text()
+    saved = tmp_path / "runs" / "version_0" / "config.yaml"
+    # As in a new process, from another working directory.
+    configs.IMPORT_FOLDERS.clear()
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in (str(project), str(tmp_path))])
+    monkeypatch.delitem(sys.modules, "beside_plugin")
+    monkeypatch.chdir(elsewhere)
+    assert cli.main(["fit", "--config", str(saved)]) == 0, Path("error.log").read_text()
+
+
 def test_no_run_writes_over_a_configuration(capsys):
     """Neither the user's own in the working directory, nor that of the run whose folder a later command shares."""
     Path("config.yaml").write_text("# mine\nmodel: {gamma: 0.9}\n")
