@@ -197,6 +197,14 @@ def make_cli_class() -> Any:
             parser.add_instantiator(block, NetworkBlock, subclasses=True)
             parser.add_instantiator(construct, object, subclasses=True)  # of the kinds above the first one counts
 
+        def _set_seed(self) -> None:
+            """As Lightning, which names neither the key nor the cure."""
+            try:
+                super()._set_seed()
+            except ValueError as error:
+                seed = self._get(self.config, "seed_everything")
+                raise ConfigError(f"seed_everything is {seed}; give a number from 0 to {2**32 - 1}") from error
+
         def _parse_ckpt_path(self) -> None:
             """Find and read the checkpoint, and keep its settings of the model where the user gave none.
 

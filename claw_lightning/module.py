@@ -494,8 +494,10 @@ class OptionCritic(Learner):
         """What acts noise-free with a copy of the present policy, N lanes at once; with ``student`` the flat policy.
 
         Raises:
-            ConfigError: there is no student.
+            ConfigError: there is no student, or no network yet.
         """
+        if self.spec is None:
+            raise ConfigError("agent(): the networks come with fit, load_from_checkpoint or build(spec); do that first")
         if student and self.policy.student is None:
             raise ConfigError("agent(student=True): this run distilled no student (model.distillation.kind)")
         settings = {**self.agent_settings(), "exploration": None}

@@ -167,6 +167,12 @@ def test_a_file_of_ones_own(name, started, monkeypatch):
     assert holds(*started(*FAST, *NO_LOGS, "--config", "own.yaml"))
 
 
+@pytest.mark.parametrize("seed", ["99999999999", "-1"])
+def test_a_seed_out_of_range_is_named(seed, capsys):
+    assert cli.main([*FAST, *NO_LOGS, f"--seed_everything={seed}"]) == 1
+    assert f"seed_everything is {seed}; give a number from 0 to 4294967295" in capsys.readouterr().err
+
+
 def test_files_compose_and_what_is_typed_wins(started):
     Path("a.yaml").write_text("model: {gamma: 0.8, trace: 0.5}\ntrainer: {callbacks+: [newcomer_plugin.Mine]}\n")
     Path("b.yaml").write_text("model: {gamma: 0.7}\n")
