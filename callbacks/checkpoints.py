@@ -25,7 +25,7 @@ from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
 from claw_lightning import slurm
 from claw_lightning.checkpoints import FOLDER, MARKER
-from claw_lightning.checks import check_numbers
+from claw_lightning.checks import check_numbers, check_types
 from claw_lightning.errors import ClawError, ConfigError
 from claw_lightning.files import expand, sync
 from claw_lightning.ranks import open_run_folder, ranks_of, run_folder
@@ -63,6 +63,8 @@ class RunCheckpoint(Checkpoint):
         replay: bool = True,
         at_minutes: Sequence[float] = (),
     ) -> None:
+        values = {"monitor": monitor, "mode": mode, "replay": replay, "at_minutes": at_minutes}
+        check_types("RunCheckpoint", values, RunCheckpoint.__init__)
         if mode not in ("max", "min"):
             raise ConfigError(f"RunCheckpoint.mode is '{mode}'; use max or min")
         self.monitor, self.mode, self.dirpath, self.replay = monitor, mode, expand(dirpath), replay

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from claw_lightning.checks import check_numbers
+from claw_lightning.checks import check_numbers, check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
@@ -43,6 +43,14 @@ class Curriculum(UpdateCallback):
         threshold: float = 0.8,
         min_env_steps: int = 5000,
     ) -> None:
+        values = {
+            "setting": setting,
+            "stages": stages,
+            "metric": metric,
+            "threshold": threshold,
+            "min_env_steps": min_env_steps,
+        }
+        check_types("Curriculum", values, Curriculum.__init__)
         if not setting.isidentifier() or setting == "evaluation":
             raise ConfigError(f"Curriculum.setting is '{setting}'; name one setting of the simulator")
         if not stages:

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.files import expand
 from claw_lightning.hooks import end_run
@@ -52,6 +53,7 @@ class EpisodeLog(pl.Callback):
     """
 
     def __init__(self, path: str | None = None, max_episodes: int = 0) -> None:
+        check_types("EpisodeLog", {"max_episodes": max_episodes}, EpisodeLog.__init__)
         if max_episodes < 0:
             raise ConfigError(f"EpisodeLog.max_episodes is {max_episodes}; give 0 (no end) or more")
         self.path, self.max_episodes = expand(path), max_episodes

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from claw_lightning.checks import check_numbers
+from claw_lightning.checks import check_numbers, check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
@@ -80,6 +80,8 @@ class NoveltyBonus(UpdateCallback):
     """
 
     def __init__(self, scale: float = 1.0, embedding_size: int = 64, hidden: int = 128, lr: float = 1e-4) -> None:
+        values = {"scale": scale, "embedding_size": embedding_size, "hidden": hidden, "lr": lr}
+        check_types("NoveltyBonus", values, NoveltyBonus.__init__)
         check_numbers("NoveltyBonus", {"scale": scale}, least=0.0)
         check_numbers("NoveltyBonus", {"lr": lr}, above=0.0)
         for name, value in (("embedding_size", embedding_size), ("hidden", hidden)):

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
@@ -19,6 +20,7 @@ class PolicyPublisher(UpdateCallback):
     """
 
     def __init__(self, every: int = 8) -> None:
+        check_types("PolicyPublisher", {"every": every}, PolicyPublisher.__init__)
         if every < 1:
             raise ConfigError(f"PolicyPublisher.every is {every}; it must be at least 1")
         self.every = every

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.module import OptionCritic
 
@@ -25,6 +26,8 @@ class TrainingProgress(TQDMProgressBar):
     """
 
     def __init__(self, refresh_rate: int = 20, line_seconds: float = 30.0) -> None:
+        values = {"refresh_rate": refresh_rate, "line_seconds": line_seconds}
+        check_types("TrainingProgress", values, TrainingProgress.__init__)
         if not line_seconds > 0:
             raise ConfigError(f"TrainingProgress.line_seconds is {line_seconds}; it must be positive")
         super().__init__(refresh_rate=refresh_rate)

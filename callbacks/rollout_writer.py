@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 from lightning.pytorch.callbacks import BasePredictionWriter
 
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.files import expand
 from claw_lightning.module import OptionCritic
@@ -41,6 +42,8 @@ class RolloutWriter(BasePredictionWriter):
         self, path: str | None = None, video: str | None = None, video_episodes: int = 3, fps: float | None = None
     ) -> None:
         super().__init__("batch")
+        values = {"path": path, "video": video, "video_episodes": video_episodes, "fps": fps}
+        check_types("RolloutWriter", values, RolloutWriter.__init__)
         if path is not None and not path.endswith(".npz"):
             raise ConfigError(f"RolloutWriter.path is {path}; give a name that ends in .npz")
         if video is not None and not video.endswith((".mp4", ".gif")):

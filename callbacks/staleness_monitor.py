@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
@@ -29,6 +30,7 @@ class StalenessMonitor(UpdateCallback):
     """
 
     def __init__(self, limit: int = 100, histogram: bool = True) -> None:
+        check_types("StalenessMonitor", {"limit": limit, "histogram": histogram}, StalenessMonitor.__init__)
         if limit < 1:
             raise ConfigError(f"StalenessMonitor.limit is {limit}; it must be at least 1")
         self.limit, self.histogram = limit, histogram

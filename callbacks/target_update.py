@@ -7,6 +7,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
@@ -23,13 +24,17 @@ class TargetUpdate(UpdateCallback):
         mode: soft or hard.
         tau: step of the soft update, in (0, 1]; None: ``model.tau``, or 0.005.
         every: critic updates between target updates; None: ``model.target_delay``, or 1.
+
+    Raises:
+        ConfigError: a value without meaning, or a ``tau`` that a copy would ignore; one line.
     """
 
     def __init__(
         self, mode: Literal["soft", "hard"] = "soft", tau: float | None = None, every: int | None = None
     ) -> None:
-        if mode not in ("soft", "hard"):
-            raise ConfigError(f"TargetUpdate.mode is '{mode}'; use soft or hard")
+        check_types("TargetUpdate", {"mode": mode, "tau": tau, "every": every}, TargetUpdate.__init__)
+        if mode == "hard" and tau is not None:
+            raise ConfigError(f"TargetUpdate.tau {tau} does nothing with TargetUpdate.mode hard; leave one of them out")
         if tau is not None and not 0.0 < tau <= 1.0:
             raise ConfigError(f"TargetUpdate.tau is {tau}; it must lie in (0, 1]")
         if every is not None and every < 1:

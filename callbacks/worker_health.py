@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import psutil
 import torch
 
+from claw_lightning.checks import check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.limits import GIB, Room, tightest_room
@@ -74,11 +75,10 @@ class WorkerHealth(UpdateCallback):
     """
 
     def __init__(self, growth_limit_gb: float = 1.0, warmup_minutes: float = 5.0, every_seconds: float = 1.0) -> None:
-        for name, value in (
-            ("growth_limit_gb", growth_limit_gb), ("warmup_minutes", warmup_minutes), ("every_seconds", every_seconds),
-        ):  # fmt: skip
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"WorkerHealth.{name} is {value}; give 0 or more")
+        values = {
+            "growth_limit_gb": growth_limit_gb, "warmup_minutes": warmup_minutes, "every_seconds": every_seconds,
+        }  # fmt: skip
+        check_numbers("WorkerHealth", values, least=0.0)
         if growth_limit_gb == 0:
             raise ConfigError("WorkerHealth.growth_limit_gb is 0; it must be positive")
         self.growth_limit_gb, self.warmup_minutes = growth_limit_gb, warmup_minutes

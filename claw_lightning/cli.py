@@ -77,7 +77,7 @@ def make_cli_class() -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     import callbacks
-    from claw_lightning.configs import list_configs
+    from claw_lightning.configs import import_lines, list_configs
     from claw_lightning.data import EnvConfig, ReplayDataModule
     from claw_lightning.module import OptionCritic
     from claw_lightning.ranks import open_run_folder, run_folder
@@ -135,7 +135,7 @@ def make_cli_class() -> Any:
             folder = open_run_folder(trainer)  # on every rank: it may be broadcast
             if trainer.is_global_zero and not self.already_saved:
                 save_config(
-                    self.parser.dump(self.config, skip_none=False, skip_link_targets=False),
+                    import_lines() + self.parser.dump(self.config, skip_none=False, skip_link_targets=False),
                     folder / "logs" if not trainer.loggers else folder,
                     "config" if trainer.state.fn == "fit" else str(trainer.state.fn.value),
                 )
@@ -196,6 +196,14 @@ def make_cli_class() -> Any:
             parser.add_instantiator(recipe, VectorEnv, subclasses=True)
             parser.add_instantiator(block, NetworkBlock, subclasses=True)
             parser.add_instantiator(construct, object, subclasses=True)  # of the kinds above the first one counts
+
+        def _set_seed(self) -> None:
+            """As Lightning, which names neither the key nor the cure."""
+            try:
+                super()._set_seed()
+            except ValueError as error:
+                seed = self._get(self.config, "seed_everything")
+                raise ConfigError(f"seed_everything is {seed}; give a number from 0 to {2**32 - 1}") from error
 
         def _parse_ckpt_path(self) -> None:
             """Find and read the checkpoint, and keep its settings of the model where the user gave none.

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
+import logging
+import os
 import sys
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parent
 _SUFFIXES = (".yaml", ".yml")
@@ -12,16 +17,53 @@ _SUFFIXES = (".yaml", ".yml")
 #: Folders of the user's configurations, from which workers too can import plug-ins.
 IMPORT_FOLDERS: list[str] = []
 
+#: Begins a line at the top of a run's config.yaml that keeps such a folder, as a JSON string.
+_FOLDER_LINE = "# modules from: "
+
 
 def add_import_folder(config: Path) -> None:
-    """Make modules beside a user's configuration importable, after all that is installed."""
+    """Make modules beside a user's configuration importable, after all that is installed.
+
+    Of a run's own config.yaml also those that lay beside the files, and in the working directory, it was started with.
+    """
     folder, shipped = config.resolve().parent, config_dir()
     if shipped is not None and (folder == shipped.resolve() or shipped.resolve() in folder.parents):
         return
-    if str(folder) not in IMPORT_FOLDERS:
-        IMPORT_FOLDERS.append(str(folder))
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    for each in (str(folder), *_kept_folders(config)):
+        if each not in IMPORT_FOLDERS:
+            IMPORT_FOLDERS.append(each)
+        if each not in sys.path:
+            sys.path.append(each)
+
+
+def import_lines() -> str:
+    """Comment lines for the top of a run's config.yaml: from where modules may be imported that are not installed."""
+    folders = [folder for folder in dict.fromkeys([*IMPORT_FOLDERS, os.getcwd()]) if _holds_modules(Path(folder))]
+    return "".join(f"{_FOLDER_LINE}{json.dumps(folder)}\n" for folder in folders)
+
+
+def _holds_modules(folder: Path) -> bool:
+    return any(True for pattern in ("*.py", "*/*.py") for _ in folder.glob(pattern))
+
+
+def _kept_folders(config: Path) -> list[str]:
+    """What :func:`import_lines` wrote into a file; a folder that is gone is named, and left out."""
+    folders = []
+    for line in config.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith(_FOLDER_LINE):
+            continue
+        try:
+            folder = str(json.loads(line.removeprefix(_FOLDER_LINE)))
+        except ValueError:  # somebody's own comment
+            continue
+        if os.path.isdir(folder):
+            folders.append(folder)
+        else:
+            log.warning("%s: the run's modules lay in %s, which is not there; put its path into PYTHONPATH if it has "
+                        "moved, or correct that line", config, folder)  # fmt: skip
+    return folders
 
 
 def config_dir() -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from claw_lightning.checks import check_numbers
+from claw_lightning.checks import check_numbers, check_types
 from claw_lightning.errors import ConfigError, WorkerError
 from claw_lightning.events import FILE_NAME, EventLog, Playback
 from claw_lightning.files import expand
@@ -97,6 +98,8 @@ POLL_SECONDS = 0.001
 STOP_WITHOUT_SIGNAL = 1000  # above all numbers of signals
 AHEAD_SECONDS = 0.05  # of waiting for the thread that draws ahead, between looks at the workers
 MINARI = "minari:"
+#: Arguments of the data module whose types are looked at where they are used; a path may be a ``Path``.
+OTHER_TYPES = ("env", "deadlines", "worker_python", "replay_events", "replay_path", "initial_replay")
 
 
 @dataclass
@@ -302,6 +305,9 @@ class ReplayDataModule(pl.LightningDataModule):
     # -- settings -----------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
+        plain = [name for name in inspect.signature(ReplayDataModule).parameters if name not in OTHER_TYPES]
+        values = {name: self._seed if name == "seed" else getattr(self, name) for name in plain}
+        check_types("data", values, ReplayDataModule.__init__)
         positive = (
             "num_workers", "envs_per_worker", "worker_threads", "capacity", "batch_size", "updates_per_step",
             "pull_every", "eval_episodes", "eval_envs",
@@ -567,10 +573,16 @@ class ReplayDataModule(pl.LightningDataModule):
                 if ended:
                     worker.wait(5.0)
                     worker.log_path = self._keep_description()
-                    raise worker.failure(f"did not start in {self.worker_python} ({worker.exit_text()})")
+                    raise worker.failure(
+                        f"did not start in data.worker_python {self.worker_python} ({worker.exit_text()} before it was "
+                        "ready; name a Python itself there)"
+                    )
                 if worker.control.silence > pool.deadlines["start"]:
                     worker.log_path = self._keep_description()
-                    raise worker.failure("did not start in time")
+                    raise worker.failure(
+                        f"gave no sign of life for {pool.deadlines['start']:g} s (data.deadlines.start): raise that if "
+                        f"it needs longer, or correct data.worker_python {self.worker_python}"
+                    )
         finally:
             pool.close(grace=1.0)
             self._describer = None

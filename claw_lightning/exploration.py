@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from claw_lightning.checks import check_numbers
+from claw_lightning.checks import check_fields, check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.rollout.noise import linear_decay
 
@@ -45,6 +45,7 @@ class Exploration:
 
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
+        check_fields("model.exploration", self)
         if not 0.0 <= self.scale_min <= self.scale_max:
             raise ConfigError(
                 f"model.exploration: 0 <= scale_min ({self.scale_min}) <= scale_max ({self.scale_max}) does not hold"

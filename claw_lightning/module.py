@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from claw_lightning.augmentation import random_shift
 from claw_lightning.checkpoints import stored_spec
+from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import end_run
@@ -252,12 +253,17 @@ class OptionCritic(Learner):
         greedy_options: bool = True,
     ) -> None:
         super().__init__()
-        self.distillation = distillation or Distillation()
-        self.policy_gradient = policy_gradient
-        self.diversity = diversity or Diversity()
         network = plain_network(network)  # type: ignore[assignment]  # what is stored, and what workers are told
         self.save_hyperparameters(ignore=list(GROUPS))
         self.hparams.pop("_instantiator", None)  # written by the command; a stored module is built without it
+        given = {"exploration": exploration, "distillation": distillation, "policy_gradient": policy_gradient,
+                 "diversity": diversity}  # fmt: skip
+        check_types("model", {**self.settings, **given}, OptionCritic.__init__)
+        #: Groups that the caller set: they win over a checkpoint's.
+        self._given_groups = {name: group for name, group in given.items() if group is not None}
+        self.distillation = distillation or Distillation()
+        self.policy_gradient = policy_gradient
+        self.diversity = diversity or Diversity()
         own = needs_own_actions(self.settings, policy_gradient)  # also while a checkpoint is loaded, before its groups
         self.exploration = exploration or Exploration(kind="none" if own else "gaussian")
         check_settings(self.settings, self.groups)
@@ -488,8 +494,10 @@ class OptionCritic(Learner):
         """What acts noise-free with a copy of the present policy, N lanes at once; with ``student`` the flat policy.
 
         Raises:
-            ConfigError: there is no student.
+            ConfigError: there is no student, or no network yet.
         """
+        if self.spec is None:
+            raise ConfigError("agent(): the networks come with fit, load_from_checkpoint or build(spec); do that first")
         if student and self.policy.student is None:
             raise ConfigError("agent(student=True): this run distilled no student (model.distillation.kind)")
         settings = {**self.agent_settings(), "exploration": None}
@@ -765,6 +773,7 @@ class OptionCritic(Learner):
             "policy": self.policy_settings,
             "critic_input": "states" if self.sees_states else "obs",
             "groups": {name: None if group is None else asdict(group) for name, group in self.groups.items()},
+            "start": {name: self.settings[name] for name in AT_THE_START},
             "rates": dict(zip(self._optimizer_names, self._rates, strict=True)),
             "means": {"sums": dict(self._sums), "counts": dict(self._counts)},  # up to the next logging step
         }
@@ -779,11 +788,10 @@ class OptionCritic(Learner):
             if value.is_floating_point() and not value.isfinite().all():
                 raise ConfigError(f"ckpt_path: {name} of the checkpoint is not finite; take an older one")
         if self.spec is None:
-            # Of a checkpoint from before there was a choice, critics see what policies see.
-            self.hparams["critic_input"] = stored.get("critic_input", "obs")
-            for name, values in stored.get("groups", {}).items():
-                setattr(self, name, None if values is None else GROUPS[name](**values))
+            self._take_settings(stored)
             self.build(spec)
+            # Lightning has written the caller's arguments over the checkpoint's hyper_parameters by now.
+            self._apply_changes(stored.get("start", {}), checkpoint)
         else:
             self._check_fits(spec, checkpoint)
             if self._trainer is not None and self.trainer.state.fn == "fit":
@@ -795,6 +803,26 @@ class OptionCritic(Learner):
         means = stored.get("means", {"sums": {}, "counts": {}})
         self._sums = {name: total.to(self.device) for name, total in means["sums"].items()}
         self._counts = dict(means["counts"])
+
+    def _take_settings(self, stored: dict[str, Any]) -> None:
+        """Settings of a checkpoint from which a module is made (``load_from_checkpoint``); the caller's own win.
+
+        Raises:
+            ConfigError: the caller's are those of other networks; one line.
+        """
+        # Of a checkpoint from before there was a choice, critics see what policies see.
+        theirs, ours = stored.get("critic_input", "obs"), self.settings.critic_input
+        pairs = [] if ours in ("auto", theirs) else [("critic_input", theirs, ours)]
+        self.hparams["critic_input"] = theirs
+        groups = stored.get("groups", {})
+        for name, values in groups.items():
+            if name not in self._given_groups:
+                setattr(self, name, None if values is None else GROUPS[name](**values))
+        now = {name: None if group is None else asdict(group) for name, group in self.groups.items()}
+        pairs += [each for each in zip(STRUCTURE, structure(groups), structure(now), strict=True) if each[1] != each[2]]
+        for name, theirs, ours in pairs:
+            raise ConfigError(f"model.{name} {ours} does not fit the checkpoint, made with {theirs}; leave it out")
+        check_settings(self.settings, self.groups)
 
     def _apply_changes(self, stored: dict[str, Any], checkpoint: dict[str, Any]) -> None:
         """Make settings that differ from the checkpoint's take effect, where its tensors would hide them.

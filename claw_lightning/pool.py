@@ -212,7 +212,8 @@ class WorkerPool:
             while control.silence > limit and time.monotonic() < until:
                 time.sleep(0.01)
         silence = control.silence
-        return f"gave no sign of life for {silence:.1f} s in phase '{phase}'" if silence > limit else ""
+        what = f"gave no sign of life for {silence:.1f} s in phase '{phase}' (data.deadlines.{phase} is {limit:g})"
+        return what if silence > limit else ""
 
     def _idleness(self, worker: Worker, watch: _Watch, now: float) -> str:
         """What to say of a worker that beats but does not do its work; empty for the others."""
@@ -223,13 +224,19 @@ class WorkerPool:
             watch.owes_head = head
             watch.owes_since = now if head < worker.control.steps_allowed else None
         elif now - watch.owes_since > self.deadlines["write"]:
-            return f"has written nothing for {now - watch.owes_since:.1f} s although it may"
+            return (
+                f"has written nothing for {now - watch.owes_since:.1f} s although it may "
+                f"(data.deadlines.write is {self.deadlines['write']:g})"
+            )
         if version >= newest or version != watch.lags_version or watch.lags_since is None:
             watch.lags_head, watch.lags_version = head, version
             watch.lags_since = now if version < newest else None
         elif now - watch.lags_since > self.deadlines["adopt"] and head - watch.lags_head > 2 * self.adopt_steps:
             steps = head - watch.lags_head
-            return f"acts with version {version} of the policy {steps} vector steps after a newer one was published"
+            return (
+                f"acts with version {version} of the policy {steps} vector steps after a newer one was published "
+                f"(data.deadlines.adopt is {self.deadlines['adopt']:g})"
+            )
         return ""
 
     def _recycle_if_due(self, worker: Worker, watch: _Watch) -> None:

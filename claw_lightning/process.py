@@ -235,7 +235,8 @@ class Worker:
 
     def failure(self, what: str) -> WorkerError:
         """One line that says what happened to this worker, with the end of its log and where that is."""
-        reason = self.error["message"] if self.error else f"its log ends: {self.last_lines()}"
+        lines = self.last_lines()
+        reason = self.error["message"] if self.error else f"its log ends: {lines}" if lines else "its log is empty"
         return WorkerError(f"{self.name} {what}: {' '.join(reason.split())} (log: {self.log_path})")
 
     def last_lines(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from claw_lightning.checks import check_numbers
+from claw_lightning.checks import check_fields, check_numbers
 from claw_lightning.errors import ConfigError
 from claw_lightning.rollout.networks import ACTIVATIONS
 from claw_lightning.rollout.noise import linear_decay
@@ -50,6 +50,7 @@ class Distillation:
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
         group = "model.distillation"
+        check_fields(group, self)
         least = {"coefficient": self.coefficient, "final_coefficient": self.final_coefficient}
         check_numbers(group, least, least=0.0)
         above = {"kl_limit": self.kl_limit, "dual_lr": self.dual_lr, "std": self.std, "student_lr": self.student_lr}
@@ -113,6 +114,7 @@ class PolicyGradient:
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
         group = "model.policy_gradient"
+        check_fields(group, self)
         if self.length < 1:
             raise ConfigError(f"{group}.length is {self.length}; it must be at least 1")
         if self.length < 2 and self.advantage != "one_step":
@@ -142,6 +144,7 @@ class Diversity:
 
     def __post_init__(self) -> None:
         """Refuse values without meaning."""
+        check_fields("model.diversity", self)
         check_numbers("model.diversity", {"bonus": self.bonus}, least=0.0)
         check_numbers("model.diversity", {"length_scale": self.length_scale}, above=0.0)
         check_numbers("model.diversity", {"max_weight": self.max_weight}, least=1.0)

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import BasePredictionWriter, ProgressBar
 
+from claw_lightning.errors import ConfigError
 from claw_lightning.strategy import refuse, register
 
 
@@ -43,7 +44,7 @@ def make_trainer(**settings: Any) -> pl.Trainer:
         settings: of the Trainer; each wins over what is said here. ``callbacks`` come in addition.
 
     Raises:
-        ConfigError: a strategy that cannot train this module.
+        ConfigError: a strategy that cannot train this module, or something in ``callbacks`` that is no callback.
     """
     from claw_lightning.loggers import RunLogger
 
@@ -61,5 +62,8 @@ def make_trainer(**settings: Any) -> pl.Trainer:
         settings["logger"] = RunLogger("runs", name=None)
     chosen = settings.pop("callbacks", None) or []
     chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
+    for each in chosen:
+        if not isinstance(each, pl.Callback):
+            raise ConfigError(f"make_trainer(callbacks): {each!r} is no callback; give objects, as in [TargetUpdate()]")
     saves, has_bar = (settings.get(key) is not False for key in ("enable_checkpointing", "enable_progress_bar"))
     return pl.Trainer(**{**defaults, **settings, "callbacks": shipped_callbacks(chosen, "fit", saves, has_bar)})

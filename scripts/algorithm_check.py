@@ -842,6 +842,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = parse_args(arguments)
     if args.train_sb3 is not None:
+        if importlib.util.find_spec("stable_baselines3") is None:
+            say(f"algorithm_check: {MISSING_SB3}")
+            return 1
         run = Run(args.suite, args.arms[0], args.seeds[0], args.train_sb3.parent)
         return train_sb3(run, args.train_sb3, args.threads)
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -733,6 +733,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"benchmark: error: {one_line(error)}", file=sys.stderr)
         return 1
+    except MemoryError as error:
+        print(
+            f"benchmark: error: {one_line(error)}; take smaller sizes (benchmark.py {args.suite} --help)",
+            file=sys.stderr,
+        )
+        return 1
     print("\n" + results.tables(SUITES[args.suite].rows))
     return 0
 

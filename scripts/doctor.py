@@ -11,12 +11,14 @@ changed, and nothing that is missing ends it. Python 3.8 can read this too: its 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import json
 import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -173,19 +175,30 @@ class Interpreter:
 # -- probes -----------------------------------------------------------------------------------------------------------
 
 
+def run_whole(command: List[str], patience: float, **settings: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a program to its end; one that takes too long is ended with all that it has started (a shell's child)."""
+    program = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        universal_newlines=True,
+        start_new_session=True,
+        **settings,
+    )
+    try:
+        out, err = program.communicate(timeout=patience)
+    except BaseException:  # Ctrl-C too: a session of its own does not hear it
+        with contextlib.suppress(OSError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+        raise
+    return subprocess.CompletedProcess(command, program.returncode, out, err)
+
+
 def ask(command: List[str], patience: float = PATIENCE, **environment: str) -> Answer:
     """Run a program that prints one line of JSON at its end; whatever goes wrong becomes the problem of the answer."""
     try:
-        run = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            universal_newlines=True,
-            timeout=patience,
-            cwd=str(ROOT),
-            env={**os.environ, **environment},
-        )
+        run = run_whole(command, patience, stderr=subprocess.PIPE, cwd=str(ROOT), env={**os.environ, **environment})
     except subprocess.TimeoutExpired:
         return Answer({}, "no answer within %g s" % patience)
     except (OSError, ValueError) as error:
@@ -217,7 +230,11 @@ def look_at_python(path: str) -> Interpreter:
     if answer.problem:
         return Interpreter(path, problem=answer.problem)
     found = answer.found
-    return Interpreter(path, tuple(found["version"]), found["libpython"], found["modules"], found["versions"])
+    try:
+        version = tuple(int(number) for number in found["version"])
+        return Interpreter(path, version, found["libpython"], list(found["modules"]), dict(found["versions"]))
+    except (KeyError, TypeError, ValueError):
+        return Interpreter(path, problem="answers as no Python does: %s" % json.dumps(found)[:120])
 
 
 def pythons_38() -> List[str]:
@@ -237,12 +254,10 @@ def pythons_38() -> List[str]:
 def look_at_gpus() -> Tuple[List[Gpu], str]:
     """The machine's NVIDIA GPUs, and why there are none."""
     try:
-        run = subprocess.run(
+        run = run_whole(
             ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader,nounits"],
-            stdout=subprocess.PIPE,
+            PATIENCE,
             stderr=subprocess.STDOUT,
-            universal_newlines=True,
-            timeout=PATIENCE,
         )
     except FileNotFoundError:
         return [], "no nvidia-smi"
@@ -625,12 +640,25 @@ def report(findings: List[Finding]) -> str:
     return "\n".join([*lines, "The default (EnvPool, lightning fit --config hand_reach_dense) %s." % verdict])
 
 
+def cannot_write(path: Path) -> str:
+    """Why a file cannot be written, asked without making it; empty where nothing speaks against it."""
+    if path.is_dir():
+        return "is a folder"
+    if not path.parent.is_dir():
+        return "there is no folder %s" % path.parent
+    return "" if os.access(str(path if path.exists() else path.parent), os.W_OK) else "no permission"
+
+
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--worker-python", action="append", default=[], metavar="PATH",
                         help="an interpreter for workers (data.worker_python); may be given several times")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")
     options = parser.parse_args(arguments)
+    problem = cannot_write(options.json) if options.json is not None else ""
+    if problem:
+        print("--json: cannot write %s (%s)" % (options.json, problem), file=sys.stderr)
+        return 1
     sys.path.insert(0, str(ROOT))  # the package need not be installed to be asked
     findings = examine(options.worker_python)
     print(report(findings))

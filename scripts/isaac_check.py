@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -89,6 +90,18 @@ def train(python: str, seed: int, best: float) -> dict[str, Any]:
     return {"seed": seed, "seconds": seconds, "return": value, "share": value / best}
 
 
+def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with one line where an argument cannot be used, before hours are spent."""
+    if min(args.seeds) < 0:
+        parser.error(f"--seeds {min(args.seeds)}: give 0 or more")
+    if not math.isfinite(args.least):
+        parser.error(f"--least {args.least}: give a share of the best return, such as 0.9")
+    if args.json is not None:
+        place = args.json if args.json.exists() else args.json.parent
+        if args.json.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+            parser.error(f"--json {args.json}: cannot be written; name a file in a folder that is there")
+
+
 def main() -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="isaac_check", description="Train the stand-in's hand through a Python 3.8.")
@@ -97,6 +110,7 @@ def main() -> int:
     parser.add_argument("--python", help="interpreter of the workers (default: that of scripts/setup_py38.sh)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     args = parser.parse_args()
+    check_arguments(parser, args)
     python = args.python or python_38()
     if python is None:
         print("isaac_check: no Python 3.8 was found; name one by --python", file=sys.stderr)
@@ -106,11 +120,15 @@ def main() -> int:
         try:
             found.append(train(python, seed, best))
         except (RuntimeError, IndexError, ValueError) as error:
-            print(f"isaac_check: seed {seed}: {error}", file=sys.stderr)
+            print(f"isaac_check: seed {seed}: {' '.join(str(error).split())}", file=sys.stderr)
             return 1
         print(json.dumps(found[-1]), flush=True)
     if args.json is not None:
-        write_json(args.json, {"best": best, "runs": found})
+        try:
+            write_json(args.json, {"best": best, "runs": found})
+        except OSError as error:
+            print(f"isaac_check: --json {args.json}: {error.strerror}", file=sys.stderr)
+            return 1
     shares = [each["share"] for each in found]
     print(f"best {best:.1f}; shares {', '.join(f'{share:.3f}' for share in shares)}")
     return 0 if min(shares) >= args.least else 2

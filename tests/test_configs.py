@@ -1,5 +1,6 @@
 """Names by which a shipped configuration is found, and what a wrong name answers."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,37 @@ def test_nothing_heavy_is_imported():
     )
     root = Path(configs.__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+
+
+def test_a_runs_configuration_keeps_from_where_modules_came(tmp_path, monkeypatch, caplog):
+    """Those beside the files it was started with, and those of its working directory; folders without are left out."""
+    monkeypatch.setattr(configs, "IMPORT_FOLDERS", [])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    beside, desk, empty = (tmp_path / name for name in ('beside "it"', "desk", "empty"))
+    for folder in (beside, desk, empty):
+        folder.mkdir()
+        (folder / "own.yaml").write_text("model: {}\n")
+    (beside / "plugin.py").touch()
+    (desk / "package").mkdir()
+    (desk / "package" / "__init__.py").touch()
+    monkeypatch.chdir(desk)
+    for folder in (beside, empty):
+        configs.add_import_folder(folder / "own.yaml")
+    saved = empty / "config.yaml"
+    saved.write_text("# mine\n" + configs.import_lines() + "model: {}\n")
+
+    configs.IMPORT_FOLDERS.clear()
+    monkeypatch.chdir(tmp_path)
+    configs.add_import_folder(saved)
+    assert list(configs.IMPORT_FOLDERS) == [str(folder) for folder in (empty, beside, desk)]
+    assert {str(beside), str(desk)} <= set(sys.path)
+
+    configs.IMPORT_FOLDERS.clear()
+    (beside / "plugin.py").unlink()
+    (beside / "own.yaml").unlink()
+    beside.rmdir()
+    with caplog.at_level(logging.WARNING):
+        configs.add_import_folder(saved)
+    assert str(beside) not in configs.IMPORT_FOLDERS
+    (message,) = caplog.messages
+    assert str(saved) in message and str(beside) in message and "PYTHONPATH" in message and "\n" not in message

@@ -525,3 +525,24 @@ def test_workers_are_configured_and_so_are_those_that_take_their_place(tmp_path,
     fit_lockstep(tmp_path, callbacks=[script], data=data, limit_val_batches=0)
     # Its first row is in the first step of an episode, which pays 1.
     assert script.restarts == 1 and script.rewards[0] == 101.0 and min(script.rewards) >= 100.0
+
+
+@pytest.mark.parametrize(
+    "script, deadlines, said",
+    [
+        ("sleep 600", {"start": 0.3}, ["data.deadlines.start", "data.worker_python", "its log is empty"]),
+        ("echo hello", {}, ["data.worker_python", "exited with status 0", "hello"]),
+    ],
+)
+def test_what_is_named_as_an_interpreter_and_is_none_is_told_with_its_key(
+    tmp_path, monkeypatch, script, deadlines, said
+):
+    monkeypatch.chdir(tmp_path)
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f"#!/bin/sh\n{script}\n")
+    wrapper.chmod(0o755)
+    data = ReplayDataModule(EnvConfig("FourRoomsEnv"), worker_python=str(wrapper), deadlines=deadlines)
+    with pytest.raises(WorkerError) as error:
+        data.describe()
+    assert all(each in str(error.value) for each in [*said, str(wrapper), "describe.log"]), str(error.value)
+    assert "\n" not in str(error.value)

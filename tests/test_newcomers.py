@@ -167,6 +167,12 @@ def test_a_file_of_ones_own(name, started, monkeypatch):
     assert holds(*started(*FAST, *NO_LOGS, "--config", "own.yaml"))
 
 
+@pytest.mark.parametrize("seed", ["99999999999", "-1"])
+def test_a_seed_out_of_range_is_named(seed, capsys):
+    assert cli.main([*FAST, *NO_LOGS, f"--seed_everything={seed}"]) == 1
+    assert f"seed_everything is {seed}; give a number from 0 to 4294967295" in capsys.readouterr().err
+
+
 def test_files_compose_and_what_is_typed_wins(started):
     Path("a.yaml").write_text("model: {gamma: 0.8, trace: 0.5}\ntrainer: {callbacks+: [newcomer_plugin.Mine]}\n")
     Path("b.yaml").write_text("model: {gamma: 0.7}\n")
@@ -212,6 +218,22 @@ def test_a_printed_configuration_runs_unchanged_and_the_one_beside_the_logs_agai
     assert yaml.safe_load(saved)["model"]["gamma"] == 0.9
     assert cli.main(["fit", "--config", "runs/version_0/config.yaml"]) == 0, Path("error.log").read_text()
     assert yaml.safe_load(Path("runs/version_1/config.yaml").read_text()) == yaml.safe_load(saved)
+
+
+def test_the_configuration_of_a_run_finds_its_plug_ins_from_another_folder(tmp_path, monkeypatch):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    (project / "beside_plugin.py").write_text(PLUGIN)
+    (project / "own.yaml").write_text("data: {sampler: beside_plugin.MySampler}\n")
+    assert cli.main([*FAST, *SHORT, "--config", "project/own.yaml"]) == 0, Path("error.log").read_text()
+    saved = tmp_path / "runs" / "version_0" / "config.yaml"
+    # As in a new process, from another working directory.
+    configs.IMPORT_FOLDERS.clear()
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in (str(project), str(tmp_path))])
+    monkeypatch.delitem(sys.modules, "beside_plugin")
+    monkeypatch.chdir(elsewhere)
+    assert cli.main(["fit", "--config", str(saved)]) == 0, Path("error.log").read_text()
 
 
 def test_no_run_writes_over_a_configuration(capsys):

@@ -2,12 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 
+import callbacks
+from claw_lightning.data import EnvConfig, ReplayDataModule
 from claw_lightning.errors import ConfigError
 from claw_lightning.exploration import Exploration
 from claw_lightning.module import OptionCritic
+from claw_lightning.replay.samplers import Prioritized
 from claw_lightning.settings import Distillation, Diversity, PolicyGradient
+from tests.runs import fit_fake, make_batch, make_module
 
 GAUSS = {"actor": "gaussian", "exploration": Exploration(kind="none")}
 
@@ -169,3 +174,86 @@ def test_settings_that_would_do_nothing_are_refused(settings, name):
 @pytest.mark.parametrize("settings", [{"n_step": 3}, {"option_inference": "filter", "actor": "gaussian"}])
 def test_one_option_is_one_setting_away_from_a_file_with_all_options(settings):
     OptionCritic(num_options=1, all_options=0.5, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"critic_input": "stat"}, {"critic_input": None}, {"target_delay": 1.5}, {"target_delay": "2"}, {"tau": True},
+     {"tau": "0.1"}, {"num_options": 2.5}, {"num_options": "4"}, {"layer_norm": "no"}, {"hidden_sizes": 64},
+     {"hidden_sizes": "64"}, {"hidden_sizes": [64.0]}, {"value_range": (0.0, 1.0, 2.0)}, {"gamma": [0.9]},
+     {"exploration": "none"}, {"distillation": {"kind": "target"}}, {"critic_lr": "fast"}, {"arrival": "expcted"},
+     {"policy_gradient": True}, {"greedy_options": 1}],
+)  # fmt: skip
+def test_values_of_other_types_are_named(settings):
+    """From Python no parser has looked at them; ignored, or taken for others, they train something else."""
+    (name,) = settings
+    with pytest.raises(ConfigError, match=rf"^model\.{name} is .*; give "):
+        OptionCritic(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"gamma": 0}, {"gamma": np.float32(0.9)}, {"num_options": np.int64(2)}, {"hidden_sizes": (8, 8)},
+     {"value_range": [-1, 1]}, {"option_selection": 1}, {"tau": 1}, {"target_delay": None}],
+)  # fmt: skip
+def test_numbers_and_sequences_of_other_kinds_pass(settings):
+    OptionCritic(**settings)
+
+
+@pytest.mark.parametrize(
+    "group, settings, key",
+    [
+        (Exploration, {"kind": "gauss"}, "exploration.kind"),
+        (Exploration, {"decay_steps": 1.5}, "exploration.decay_steps"),
+        (Distillation, {"kind": "targt"}, "distillation.kind"),
+        (Distillation, {"tau": "0.1"}, "distillation.tau"),
+        (PolicyGradient, {"length": math.nan}, "policy_gradient.length"),
+        (Diversity, {"adaptive_weights": "no"}, "diversity.adaptive_weights"),
+    ],
+)
+def test_values_of_other_types_in_groups_are_named(group, settings, key):
+    with pytest.raises(ConfigError, match=rf"^model\.{key} is .*; give "):
+        group(**settings)
+
+
+@pytest.mark.parametrize(
+    "make, key",
+    [
+        (lambda: callbacks.PolicyPublisher(every=math.nan), "PolicyPublisher.every"),
+        (lambda: callbacks.StalenessMonitor(limit="9"), "StalenessMonitor.limit"),
+        (lambda: callbacks.EpisodeLog(max_episodes=1.5), "EpisodeLog.max_episodes"),
+        (lambda: callbacks.TrainingProgress(line_seconds="1"), "TrainingProgress.line_seconds"),
+        (lambda: callbacks.RolloutWriter(video_episodes=math.nan), "RolloutWriter.video_episodes"),
+        (lambda: callbacks.NoveltyBonus(hidden=1.5), "NoveltyBonus.hidden"),
+        (lambda: callbacks.Curriculum("size", 1.0), "Curriculum.stages"),
+        (lambda: callbacks.RunCheckpoint(at_minutes=[True]), "RunCheckpoint.at_minutes"),
+        (lambda: callbacks.WorkerHealth(growth_limit_gb="1"), "WorkerHealth.growth_limit_gb"),
+        (lambda: Prioritized(alpha=0.5, anneal_steps="9"), "data.sampler.init_args.anneal_steps"),
+        (lambda: ReplayDataModule(EnvConfig("FourRoomsEnv"), capacity=math.nan), "data.capacity"),
+        (lambda: ReplayDataModule(EnvConfig("FourRoomsEnv"), warmup_steps="9"), "data.warmup_steps"),
+        (lambda: ReplayDataModule(EnvConfig("FourRoomsEnv"), seed=1.5), "data.seed"),
+        (lambda: ReplayDataModule(EnvConfig("FourRoomsEnv"), mode="lockstp"), "data.mode"),
+        (lambda: ReplayDataModule(EnvConfig("FourRoomsEnv"), sampler="Uniform"), "data.sampler"),
+    ],
+)
+def test_values_of_other_types_elsewhere_are_named(make, key):
+    with pytest.raises(ConfigError, match=rf"^{key} is "):
+        make()
+
+
+def test_what_a_loaded_module_is_given_wins_or_is_refused(tmp_path):
+    module = make_module(exploration=Exploration(scale_max=0.3))
+    trainer, _ = fit_fake(module, [make_batch()])
+    path = tmp_path / "a.ckpt"
+    trainer.save_checkpoint(path)
+    load = OptionCritic.load_from_checkpoint
+    assert load(path).exploration.scale_max == 0.3 and load(path, critic_input="auto").settings.critic_input == "obs"
+    assert load(path, exploration=Exploration(scale_max=0.7)).exploration.scale_max == 0.7
+    assert load(path, deliberation_cost=0.25).policy.switch_cost.item() == 0.25
+    for wrong, key in (
+        ({"critic_input": "states"}, "critic_input states"),
+        ({"distillation": Distillation("target")}, "distillation.kind target"),
+        ({"initial_termination": 0.3}, "initial_termination 0.3"),
+    ):
+        with pytest.raises(ConfigError, match=f"^model.{key} "):
+            load(path, **wrong)

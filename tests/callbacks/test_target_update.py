@@ -1,5 +1,6 @@
 """Numbers of soft and hard target updates."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -78,7 +79,11 @@ def test_settings_of_the_module_are_taken_and_may_not_contradict():
             make_module(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"mode": "sudden"}, {"tau": 0.0}, {"tau": 1.5}, {"every": 0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"mode": "sudden"}, {"tau": 0.0}, {"tau": 1.5}, {"tau": math.nan}, {"tau": True}, {"tau": "0.1"},
+     {"every": 0}, {"every": math.nan}, {"every": 1.5}, {"every": "2"}, {"tau": 0.1, "mode": "hard"}],
+)  # fmt: skip
 def test_wrong_settings_are_named(settings):
     with pytest.raises(ConfigError, match=f"TargetUpdate.{next(iter(settings))}"):
         TargetUpdate(**settings)

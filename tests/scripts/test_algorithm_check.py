@@ -377,3 +377,10 @@ def test_missing_stable_baselines3_is_told_before_anything_starts(fake, monkeypa
     text = capsys.readouterr().err
     assert "make compare" in text and "--arms" in text and text.count("\n") == 1
     assert fake.started == []
+
+
+def test_an_arm_of_another_library_that_is_not_installed_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None)
+    assert check.main([next(iter(check.SUITES)), "--train-sb3", str(tmp_path / "sb3.json"), "--seeds", "0"]) == 1
+    said = capsys.readouterr()
+    assert check.MISSING_SB3 in said.out + said.err

@@ -472,3 +472,13 @@ def test_lanes_are_checked(lanes, capsys):
     with pytest.raises(SystemExit):
         benchmark.parse_args(["collect", "--lanes", lanes])
     assert "--lanes must be at least 1" in capsys.readouterr().err
+
+
+def test_sizes_that_no_memory_holds_are_one_line(monkeypatch, capsys):
+    def fail(args):
+        raise MemoryError("Unable to allocate 86.1 GiB")
+
+    monkeypatch.setattr(benchmark, "measure_suite", fail)
+    assert benchmark.main(["collect"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "86.1 GiB" in line and "take smaller sizes" in line

@@ -5,6 +5,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -126,7 +127,28 @@ def test_a_needed_look_that_fails_counts_as_missing(machine, broken, monkeypatch
 
 def test_a_json_file_that_cannot_be_written_is_one_line(machine, tmp_path, capsys):
     assert doctor.main(["--json", str(tmp_path / "no" / "file.json")]) == 1
-    assert capsys.readouterr().err.strip().startswith("--json: cannot write")
+    said = capsys.readouterr()
+    assert said.err.strip().startswith("--json: cannot write") and not said.out  # before anything was looked at
+
+
+@pytest.mark.parametrize(
+    "answer", ["{}", '{"version": "new"}', '{"version": [3, 8, 1], "libpython": "", "modules": 5}']
+)
+def test_an_interpreter_that_answers_something_else_is_a_line(tmp_path, answer):
+    wrapper = tmp_path / "python"
+    wrapper.write_text("#!/bin/sh\necho '%s'\n" % answer)
+    wrapper.chmod(0o755)
+    assert doctor.look_at_python(str(wrapper)).problem.startswith("answers as no Python does: {")
+
+
+def test_what_a_hanging_interpreter_has_started_ends_with_it(tmp_path):
+    wrapper = tmp_path / "python"
+    wrapper.write_text("#!/bin/sh\nsleep 600 &\necho $! > %s/child\nwait\n" % tmp_path)
+    wrapper.chmod(0o755)
+    assert doctor.ask([str(wrapper)], patience=1.0).problem == "no answer within 1 s"
+    child = int((tmp_path / "child").read_text())
+    status = Path("/proc/%d/stat" % child)  # killed, it may wait for whoever adopted it
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
 @pytest.mark.slow
