@@ -10,6 +10,7 @@ import torch
 from claw_lightning import cli
 from claw_lightning.checkpoints import read_checkpoint
 from claw_lightning.errors import ClawError, UsageError
+from claw_lightning.rollout.envs.base import EnvSpec
 from tests.runs import FAST, ROOT
 
 OPTIONS = Path(__file__).parent / "cases" / "options.txt"
@@ -92,7 +93,8 @@ def test_a_wrong_setting_is_told_in_one_line(capsys, arguments, said):
 
 def test_a_truncated_checkpoint_is_refused_by_its_marker_and_one_without_is_read(capsys):
     file, marker = Path("own.ckpt"), Path("own.ckpt.done")
-    claw = dict.fromkeys(("spec", "updates", "env_steps", "policy"))
+    spec = EnvSpec("Task", 3, 1, [-1.0], [1.0]).to_json()
+    claw = {"spec": spec, "updates": 0, "env_steps": 0, "policy": {}}
     torch.save({"claw": claw, "state_dict": {"weights": torch.zeros(3)}, "hyper_parameters": {}}, file)
     read_checkpoint(str(file))
     size = file.stat().st_size
