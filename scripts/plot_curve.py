@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path, help="run folders (with TensorBoard events)")
     parser.add_argument("--name", default="rollout/return")
     parser.add_argument("--results", type=Path, help="evaluations to draw as dots")
+    parser.add_argument("--evaluated", default="", help="logged name to draw as dots, such as val/return")
     parser.add_argument("--title", default="")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -52,6 +53,8 @@ def main() -> int:
     for run in args.runs:
         minutes, values = read_curve(run, args.name)
         axes.plot(minutes, values, linewidth=1, label=f"{args.name}, {run.parts[-3] if len(run.parts) > 2 else run}")
+        if args.evaluated:
+            axes.plot(*read_curve(run, args.evaluated), "o", label=args.evaluated)
     if args.results is not None:
         records = read_records(args.results)
         axes.plot(

@@ -16,12 +16,16 @@ command goes on with the first seed that is missing.
 
 from __future__ import annotations
 
+import os
+
+if __name__ == "__main__":  # before libraries are loaded: no thread may be in a process that will be forked
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+
 import argparse
 import contextlib
 import csv
 import itertools
 import json
-import os
 import random
 import shutil
 import signal
