@@ -26,6 +26,7 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 import random
 import shutil
 import signal
@@ -232,7 +233,7 @@ class Verdict(NamedTuple):
 
     mean: float
     spread: float
-    away: float  # in standard deviations of the unbroken runs
+    away: float  # in standard deviations of the unbroken runs; NaN where these do not vary
     probability: float
     is_alike: bool
 
@@ -243,7 +244,9 @@ def judge(unbroken: Sequence[float], resumed: Sequence[float], level: float) -> 
     off = mean - statistics.fmean(unbroken)
     probability = permutation_test(unbroken, resumed)
     is_alike = probability >= LIMIT or abs(off) <= SMALL * level
-    return Verdict(mean, spread, off / max(statistics.stdev(unbroken), 1e-9), probability, is_alike)
+    unit = statistics.stdev(unbroken)
+    away = off / unit if unit > 1e-9 * level else float("nan")
+    return Verdict(mean, spread, away, probability, is_alike)
 
 
 def steps_of(seeds: Sequence[Seed], arm: str, name: str) -> list[float]:
@@ -264,7 +267,8 @@ def table(seeds: Sequence[Seed]) -> tuple[str, bool]:
             line = f"| {name} | {arm} | {before:.4g} | {each.mean:+.3g} ± {each.spread:.2g} |"
             if arm != ARMS[0]:
                 is_alike &= each.is_alike
-                line += f" {each.away:+.1f} | {each.probability:.3f} | {'alike' if each.is_alike else 'differs'} |"
+                away = "" if math.isnan(each.away) else f"{each.away:+.1f}"
+                line += f" {away} | {each.probability:.3f} | {'alike' if each.is_alike else 'differs'} |"
             lines.append(line if arm != ARMS[0] else f"{line} | | |")
     return "\n".join(lines), is_alike
 
