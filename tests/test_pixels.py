@@ -250,7 +250,7 @@ def test_a_shift_beyond_the_image_is_refused():
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({"image_codec": "png"}, "data.image_codec is 'png'; use one of none, zlib, lz4"),
+        ({"image_codec": "png"}, "data.image_codec is 'png'; give none, zlib or lz4"),
         ({"image_codec": "zlib", "image_bytes": 0}, "data.image_bytes is 0"),
         ({"image_bytes": 100}, r"data.image_bytes \(100\) does nothing with data.image_codec 'none'"),
     ],
