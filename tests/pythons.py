@@ -3,8 +3,11 @@
 import os
 import shutil
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,6 +30,14 @@ def candidates_38() -> list[str]:
     found = [venv / "bin" / "python", *sorted(root.glob("versions/3.8.*/bin/python3.8"))]
     on_path = shutil.which("python3.8")
     return [str(path) for path in found if path.exists()] + ([on_path] if on_path else [])
+
+
+def python_or_skip(name: str) -> str:
+    """The interpreter "this", or a "3.8" without which the test is skipped."""
+    if name == "this":
+        return sys.executable
+    found, reason = python_38()
+    return found or pytest.skip(reason)
 
 
 @lru_cache(maxsize=1)

@@ -266,7 +266,7 @@ class Collector:
                     finals = np.concatenate([finals, result.final_states[lanes]], axis=1)
                 indices[lanes] = ring.write_finals(finals)
                 flags[lanes] |= HAS_FINAL
-                broken = lanes[~np.isfinite(finals).all(axis=1)]
+                broken = lanes[~all_finite(finals)]
                 self.control.add_quarantined(int(((flags[broken] & QUARANTINED) == 0).sum()))
                 flags[broken] |= QUARANTINED
             stamp["final_index"][:] = indices

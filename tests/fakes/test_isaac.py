@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.isaac import isaac_closed_form as form
 from tests.fakes.isaac_config import NEEDS, bidex_config, task_config, worker_environment
-from tests.pythons import python_38
+from tests.pythons import python_or_skip
 
 SCRIPT = Path(__file__).with_name("isaac_cases.py")
 CASES = [
@@ -35,15 +35,10 @@ def configurations():
     return found
 
 
-@pytest.fixture(scope="module", params=["python 3.8", "this python"])
+@pytest.fixture(scope="module", params=["3.8", "this"])
 def python(request):
     """An interpreter to run the stand-in under."""
-    if request.param == "this python":
-        return sys.executable
-    found, reason = python_38()
-    if found is None:
-        pytest.skip(reason)
-    return found
+    return python_or_skip(request.param)
 
 
 @pytest.fixture(scope="module")

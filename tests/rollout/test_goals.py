@@ -11,7 +11,7 @@ import pytest
 
 from claw_lightning.rollout.envs import EnvError, EnvPoolEnv, EnvSpec, GymnasiumEnv, VectorEnv
 from claw_lightning.rollout.goals import goal_reward, plain_settings, pose_distance
-from tests.test_rollout_room import python_38
+from tests.pythons import python_38
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTANCE = {"kind": "distance", "threshold": 0.01, "sparse": True}

@@ -15,7 +15,7 @@ from claw_lightning.rollout import worker as worker_module
 from claw_lightning.rollout.ring import FIRST
 from claw_lightning.rollout.worker import MAX_PENDING, MessagePipe
 from tests.builders import FAKES, PATIENCE, Rig
-from tests.test_rollout_room import python_38
+from tests.pythons import python_38
 
 COUNTING = "fake_envs.CountingEnv"
 

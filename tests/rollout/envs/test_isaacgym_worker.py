@@ -12,8 +12,8 @@ from claw_lightning.errors import WorkerError
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.ring import BORDER, FIRST, TERMINATED, TRUNCATED
 from tests.builders import Rig
+from tests.pythons import python_or_skip
 from tests.rollout.envs.isaac import ANY_PYTHON, STAND_IN, yaml_folder
-from tests.test_rollout_room import python_38
 
 LANE, EPISODE, STEP = 0, 1, 2
 SIZES = {"sizes": (211, 20), "layout": {"obs_size": 211, "action_size": 20, "states_size": 211}}
@@ -21,12 +21,7 @@ SIZES = {"sizes": (211, 20), "layout": {"obs_size": 211, "action_size": 20, "sta
 
 @pytest.fixture(params=["this", "3.8"])
 def python(request):
-    if request.param == "this":
-        return sys.executable
-    found, reason = python_38()
-    if found is None:
-        pytest.skip(reason)
-    return found
+    return python_or_skip(request.param)
 
 
 @pytest.fixture
