@@ -335,6 +335,8 @@ class Collector:
         Raises:
             ContractError: a lane has given none for longer than an episode lasts.
         """
+        if not bad.any() and not self._broken.any():
+            return
         self._broken = np.where(bad, self._broken + 1, 0)
         if self._broken.max() > self._patience:
             lane = int(self._broken.argmax())
