@@ -1327,11 +1327,10 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def publish(self, policy: Policy, version: int) -> None:
         """Make parameters and normaliser statistics available to all workers, with their version (updates)."""
-        mailbox, values = self.mailbox(policy), policy.flatten()
-        mailbox.publish(values, version)
+        self.mailbox(policy).publish_from(policy.flatten, version)
         self._published = version
         if self._playback is not None:
-            self._playback.publish(values, version)
+            self._playback.publish(policy.flatten(), version)
 
     def regulate(self) -> None:
         """Read what was inserted and tell every worker how far it may go."""
