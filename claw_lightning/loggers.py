@@ -32,16 +32,16 @@ threading.excepthook = _quiet
 
 
 def each_tensorboard(trainer: pl.Trainer, write: Callable[[Any], Any]) -> None:
-    """Call ``write`` with the ``SummaryWriter`` of every TensorBoard logger of a run, on the first rank.
+    """Call ``write`` with every ``SummaryWriter`` among a run's loggers, or what has its methods, on the first rank.
 
     For what Lightning's loggers have no method for: histograms, images. A disk that is full ends no run by it.
     """
-    if not trainer.is_global_zero:
+    if not getattr(trainer, "is_global_zero", True):
         return
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger):
             logger.attempt(write)
-        elif isinstance(logger, TensorBoardLogger):
+        elif hasattr(getattr(logger, "experiment", None), "add_histogram"):
             with suppress(OSError):
                 write(logger.experiment)
 
