@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np

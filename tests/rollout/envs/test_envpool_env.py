@@ -1,11 +1,13 @@
 """EnvPoolEnv on the real simulators."""
 
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from claw_lightning.rollout.envs import EnvError, EnvPoolEnv, EnvSpec, make_env
+from claw_lightning.rollout.envs import EnvError, EnvPoolEnv, EnvSpec, envpool_env, make_env
+from tests.runs import ROOT
 
 envpool = pytest.importorskip("envpool")
 
