@@ -7,9 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -18,6 +20,42 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which a logger that could not write tries again.
 RETRY = 60.0
+
+
+#: Charts of TensorBoard's tab "Custom scalars": by group and title, patterns of logged names.
+LAYOUT = {
+    "returns": {
+        "training episodes": ["Multiline", ["rollout/return"]],
+        "evaluation": ["Multiline", ["val/return", "val/student_return"]],
+        "success": ["Multiline", ["rollout/success", "val/success"]],
+    },
+    "options": {
+        "shares": ["Multiline", [r"option/share_\d+"]],
+        "durations": ["Multiline", [r"option/duration_\d+", "option/mean_duration"]],
+        "decisions": ["Multiline", ["option/decision_rate", "option/beta$", "option/beta_extreme"]],
+        "entropies": ["Multiline", ["entropy/.*", "option/usage_entropy"]],
+        "differences": ["Multiline", ["option/action_divergence.*", "option/embedding_cosine.*"]],
+    },
+    "critics": {
+        "values": ["Margin", ["q/p50", "q/p05", "q/p95"]],
+        "range": ["Multiline", ["q/min", "q/max", "q/target_min", "q/target_max"]],
+        "disagreement": ["Multiline", ["q/disagreement"]],
+        "losses": ["Multiline", ["loss/.*"]],
+        "gradients": ["Multiline", ["grad_norm/.*"]],
+    },
+    "pipeline": {
+        "rates": ["Multiline", ["time/env_steps_per_s", "time/updates_per_s"]],
+        "who waits": ["Multiline", ["rate/learner_wait", "rate/worker_wait"]],
+        "learner's time": ["Multiline", ["learner/.*"]],
+        "workers' time": ["Multiline", ["phase/.*"]],
+        "staleness": ["Multiline", ["staleness/mean", "staleness/collection"]],
+    },
+    "health": {
+        "memory": ["Multiline", ["memory/.*_gb"]],
+        "processors": ["Multiline", ["cpu/.*"]],
+        "workers": ["Multiline", ["worker/.*"]],
+    },
+}
 
 
 def _quiet(args: threading.ExceptHookArgs, before: Callable[..., Any] = threading.excepthook) -> None:
@@ -29,6 +67,23 @@ def _quiet(args: threading.ExceptHookArgs, before: Callable[..., Any] = threadin
 threading.excepthook = _quiet
 
 
+def each_tensorboard(trainer: pl.Trainer, write: Callable[[Any], Any]) -> None:
+    """Call ``write`` with every ``SummaryWriter`` among a run's loggers, or what has its methods, on the first rank.
+
+    For what Lightning's loggers have no method for: histograms, images. A disk that is full ends no run by it.
+    """
+    if not getattr(trainer, "is_global_zero", True):
+        return
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger):
+            logger.attempt(write)
+            continue
+        writer = getattr(logger, "experiment", None)
+        if hasattr(writer, "add_histogram"):
+            with suppress(OSError):
+                write(writer)
+
+
 class RunLogger(TensorBoardLogger):
     """Lightning's TensorBoardLogger, which after a failed write loses curves, not the run.
 
@@ -38,6 +93,7 @@ class RunLogger(TensorBoardLogger):
 
     _silent_until = 0.0
     _is_claimed = False
+    _has_layout = False
     #: The command whose folder this is; the data module sets it.
     command = "fit"
 
@@ -90,10 +146,18 @@ class RunLogger(TensorBoardLogger):
             self._experiment = None
             log.error("%s: curves cannot be written (%s); free the disk. The run goes on", self.log_dir, error)
 
+    def attempt(self, write: Callable[[Any], Any]) -> None:
+        """Call ``write`` with the ``SummaryWriter``; an OSError is logged, and ends nothing."""
+        self._try(self.claim)  # where nobody has
+        self._try(lambda: write(self.experiment))
+
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """As TensorBoardLogger; an OSError is logged."""
         self._try(self.claim)  # where nobody has
+        if not self._has_layout and self.command == "fit":
+            self._has_layout = True
+            self._try(lambda: self.experiment.add_custom_scalars(LAYOUT))
         self._try(lambda: super(RunLogger, self).log_metrics(metrics, step))
 
     @rank_zero_only

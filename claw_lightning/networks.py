@@ -37,6 +37,24 @@ class StackedLinear(nn.Module):
         # The cast matters too: adding float32 to bfloat16 in place takes ten times as long.
         return out if self.bias is None else out.add_(self.bias[:first].to(out.dtype))
 
+    def each(self, inputs: Sequence[Tensor], onto: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The first layers, each on an input of its own [B, in] -> [B, out], added to ``onto`` (in place) or the bias.
+
+        Product by product: in float32 on a CPU that is a tenth faster than :meth:`forward`'s batched product.
+        """
+        weights = self.weight[: len(inputs)].unbind()
+        if onto is not None:
+            return [total.addmm_(x, weight) for total, x, weight in zip(onto, inputs, weights, strict=True)]
+        if self.bias is None:
+            return [x @ weight for x, weight in zip(inputs, weights, strict=True)]
+        biases = self.bias[: len(inputs)].unbind()
+        return [torch.addmm(bias, x, weight) for bias, x, weight in zip(biases, inputs, weights, strict=True)]
+
+
+def prefers_apart(x: Tensor) -> bool:
+    """Whether C products are faster than a batched one: not for few bits (CPU), and not for many launches (GPU)."""
+    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
 
 class TwinCritic(nn.Module):
     """C = 2 action values Q_i(s, o, a) with separate weights, computed together.
@@ -92,6 +110,9 @@ class TwinCritic(nn.Module):
         """As :meth:`forward`, before the mean: [C, B, Z] (without atoms: the values themselves, [C, B])."""
         if self.num_options > 1:
             action = torch.cat((action, self.one_hot[option]), dim=1)
+        if prefers_apart(obs):
+            count = self.count if first is None else first
+            return self._rest_apart(self.action_layer.each([action] * count, self.obs_layer.each([obs] * count)))
         return self._rest(self.obs_layer(obs, first).add_(self.action_layer(action, first)), first)
 
     def forward_all(self, obs: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
@@ -103,7 +124,14 @@ class TwinCritic(nn.Module):
         batch, num_options = actions.shape[:2]
         if self.num_options > 1:
             actions = torch.cat((actions, self.one_hot.expand(batch, -1, -1)), dim=2)
-        h = self.action_layer(actions.reshape(batch * num_options, -1), first)
+        actions = actions.reshape(batch * num_options, -1)
+        if prefers_apart(obs):
+            count = self.count if first is None else first
+            hidden = self.action_layer.each([actions] * count)
+            for h, from_obs in zip(hidden, self.obs_layer.each([obs] * count), strict=True):
+                h.view(batch, num_options, -1).add_(from_obs.unsqueeze(1))
+            return self._rest_apart(hidden).unflatten(1, (batch, num_options))
+        h = self.action_layer(actions, first)
         from_obs = self.obs_layer(obs, first)
         h.view(len(from_obs), batch, num_options, -1).add_(from_obs.unsqueeze(2))
         return self._rest(h, first).unflatten(1, (batch, num_options))
@@ -129,6 +157,19 @@ class TwinCritic(nn.Module):
             weights = self.last.weight[:first, :, 0].unbind()
             q = torch.stack([torch.mv(x, weight) for x, weight in zip(h.float().unbind(), weights, strict=True)])
             return q + self.last.bias[:first, 0]
+
+    def _rest_apart(self, hidden: list[Tensor]) -> Tensor:
+        """What :meth:`_rest` does, critic by critic: C of [B, H] -> [C, B], or [C, B, Z] with atoms."""
+        if self.blocks is not None:
+            return self._rest(torch.stack(hidden), len(hidden))
+        for i, layer in enumerate([*self.hidden, None]):
+            if self.norms is not None:
+                hidden = [self.norms[i](h) for h in hidden]
+            hidden = [self.activation(h) for h in hidden]
+            if layer is not None:
+                hidden = layer.each(hidden)
+        out = torch.stack(self.last.each(hidden))
+        return out if self.atoms else out.squeeze(-1)
 
 
 class DiscreteCritic(nn.Module):

@@ -83,7 +83,8 @@ class NextValues:
         The draw (end with beta, then take one from the option policy) is unbiased, at the price of one option's value
         in place of K; its extra variance is that of Q_Omega(s', .) over options, small beside the spread over states.
         """
-        if self.settings.arrival == "expected" or isinstance(self.critic, DiscreteCritic):
+        mixes = self.settings.arrival == "expected" and self.settings.num_options > 1
+        if mixes or isinstance(self.critic, DiscreteCritic):
             return self.arrivals(judged).gather(1, option.unsqueeze(1)).squeeze(1)
         next_obs = self.seen(judged)
         option, ended = self._draw(next_obs, option)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from claw_lightning.rollout.distributions import squashed_gaussian_log_prob
+from claw_lightning.rollout.forward import make_forward
 from claw_lightning.rollout.networks import Policy, build_policy
 from claw_lightning.rollout.noise import GaussianNoise, OrnsteinUhlenbeckNoise, lane_scales
 
@@ -63,8 +64,9 @@ class OptionAgent:
     ) -> None:
         self.policy: Policy = build_policy(policy).to(device)
         self.policy.eval()
-        self.device = torch.device(device)
+        self.forward = make_forward(self.policy, torch.device(device))
         self.num_lanes = num_lanes
+        self._lanes = np.arange(num_lanes)
         self.num_options = self.policy.num_options
         self.max_duration, self.min_duration = max_option_duration, min_option_duration
         self.evaluate, self.greedy_options = evaluate, greedy_options
@@ -124,8 +126,6 @@ class OptionAgent:
         if self.noise is not None and state["noise"] is not None:
             self.noise.load_state_dict(state["noise"])
 
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)  # in lock-step mode this runs inside the learner's precision
     def act(
         self, obs: Union[np.ndarray, torch.Tensor], first: np.ndarray, image: Optional[np.ndarray] = None
     ) -> Decision:
@@ -138,46 +138,31 @@ class OptionAgent:
         Raises:
             ValueError: the policy sees images, and none was given.
         """
-        policy = self.policy
-        x = policy.normalizer(self._observed(obs))
-        if policy.encoder is not None:
-            if image is None:
-                raise ValueError("act: this policy sees images; give image [N, C, H, W] uint8 beside the observations")
-            x = policy.perceive(x, torch.from_numpy(image).to(self.device))
-        n = np.arange(self.num_lanes)
-        previous = np.where(first, -1, self._option).astype(np.int32)
+        self.forward.observe(obs, image)
+        previous = self._option.copy()
+        previous[first] = -1
         log_prob_option = np.zeros(self.num_lanes, np.float32)
         if self.num_options > 1 and not self.use_student:
-            probs = policy.option_probs(x).cpu().numpy()
-            beta = policy.beta(x).cpu().numpy()[n, self._option]
-            switched, by_cap = self._terminate(beta, first, self._interrupted(x, probs))
+            probs, betas = self.forward.options()
+            beta = betas[self._lanes, self._option]
+            switched, by_cap = self._terminate(beta, first, self._interrupted(probs))
             chosen = self._select(probs)
             self._option = np.where(switched, chosen, self._option).astype(np.int32)
             log_prob_option = self._log_prob_option(probs, beta, previous)
         else:
             switched, by_cap = first.copy(), np.zeros(self.num_lanes, bool)
         self._age = np.where(switched, 0, self._age + 1).astype(np.int32)
-        if self.use_student:
-            assert policy.student is not None
-            raw = policy.student(x, torch.zeros(self.num_lanes, dtype=torch.int64, device=self.device))
-        else:
-            raw = policy.actor(x, torch.from_numpy(self._option.astype(np.int64)).to(self.device))
-        action, log_prob = self._action(raw.cpu(), first)
+        raw = self.forward.student() if self.use_student else self.forward.raw(self._option)
+        action, log_prob = self._action(raw, first)
         return Decision(action, self._option, previous, self._age, switched, by_cap, log_prob, log_prob_option)
 
-    def _observed(self, obs: Union[np.ndarray, torch.Tensor]) -> torch.Tensor:
-        """Observations [N, O] without NaN, on the networks' device."""
-        if isinstance(obs, torch.Tensor):
-            return torch.nan_to_num(obs).to(self.device)
-        return torch.from_numpy(np.nan_to_num(obs)).to(self.device)
-
-    def _interrupted(self, x: torch.Tensor, probs: np.ndarray) -> Any:
+    def _interrupted(self, probs: np.ndarray) -> Any:
         """Lanes whose option is worth less than choosing afresh, by more than cost and margin (evaluation only)."""
         if self.interruption is None or not self.evaluate:
             return False
-        q = self.policy.option_values(x).cpu().numpy()
+        q = self.forward.values()
         value = (probs * q).sum(axis=1)
-        running = q[np.arange(self.num_lanes), self._option]
+        running = q[self._lanes, self._option]
         return running + float(self.policy.switch_cost) + self.interruption < value
 
     def _terminate(self, beta: np.ndarray, first: np.ndarray, interrupted: Any) -> Any:
@@ -199,8 +184,7 @@ class OptionAgent:
         return np.minimum((probs.cumsum(axis=1) < draws).sum(axis=1), self.num_options - 1)
 
     def _log_prob_option(self, probs: np.ndarray, beta: np.ndarray, previous: np.ndarray) -> np.ndarray:
-        n = np.arange(self.num_lanes)
-        selected = probs[n, self._option]
+        selected = probs[self._lanes, self._option]
         stay = (previous == self._option).astype(np.float32)
         arrival = np.where(previous < 0, selected, (1.0 - beta) * stay + beta * selected)
         return np.log(np.maximum(arrival, np.finfo(np.float32).tiny)).astype(np.float32)
@@ -232,17 +216,20 @@ class OptionAgent:
             else:
                 uniform = self._rng.random(self.num_lanes) < uniform_probability
                 drawn_uniformly = self._uniform_action(action.shape, uniform_probability)
-            action = np.where(uniform[:, None] & ~np.isnan(drawn_uniformly), drawn_uniformly, action)
+            if self._uniform_components < 1.0:
+                uniform = uniform[:, None] & ~np.isnan(drawn_uniformly)
+            np.copyto(action, drawn_uniformly, "same_kind", uniform if uniform.ndim > 1 else uniform[:, None])
         if actor.kind == "categorical":
             log_prob = actor.log_prob(raw, torch.from_numpy(action)).numpy()
         else:
-            action = np.clip(action, -1.0, 1.0)
+            np.maximum(action, -1.0, out=action)
+            np.minimum(action, 1.0, out=action)
         if uniform_probability > 0.0 and actor.kind != "deterministic":
             # The behaviour is a mixture, and so is its density: a ratio to pi alone would explode where pi is small.
             inside = torch.from_numpy(action.astype(np.float32))
             own = actor.log_prob(raw, inside).numpy() + np.log(max(1.0 - uniform_probability, 1e-30))
             log_prob = np.logaddexp(own, np.log(uniform_probability) + self._uniform_log_density)
-        return action.astype(np.float32), log_prob.astype(np.float32)
+        return action.astype(np.float32, copy=False), log_prob.astype(np.float32, copy=False)
 
     def _hold(self, share: float, first: np.ndarray) -> None:
         """Begin and end stretches of kept uniform actions, geometric in length, that take ``share`` of all steps."""

@@ -9,7 +9,7 @@ publication fills it again. What this rests on is told in :mod:`claw_lightning.r
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
@@ -36,10 +36,21 @@ class Mailbox:
         """Make float32 values [size] current. Raises ValueError on another size."""
         if values.shape != (self.size,):
             raise ValueError("mailbox holds %d values, got shape %s" % (self.size, values.shape))
+
+        def write(slot: np.ndarray) -> None:
+            slot[:] = values
+
+        self.publish_from(write, version)
+
+    def publish_from(self, write: Callable[[np.ndarray], Any], version: int) -> None:
+        """Make current what ``write`` puts into the [size] float32 values that it is given, without a copy between.
+
+        What an error leaves half written is never current.
+        """
         sequence = self.sequence + 1
         slot = sequence & 1
         self._versions[slot][0] = version
-        self._values[slot][:] = values
+        write(self._values[slot])
         self._sequence[0] = sequence
 
     def read(self, seen: int = 0, attempts: int = 100) -> Optional[Tuple[int, int, np.ndarray]]:

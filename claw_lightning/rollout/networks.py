@@ -320,6 +320,7 @@ class Policy(nn.Module):
         network: Optional[Dict[str, Any]] = None,
     ) -> None:
         super().__init__()
+        self._places: Optional[List[Tuple[Dict[str, Any], str]]] = None
         self.num_options = num_options
         self.option_selection = option_selection
         self.normalizer = Normalizer(obs_size, obs_clip if normalize else float("inf"))
@@ -383,16 +384,34 @@ class Policy(nn.Module):
         return self.option_value(obs).float()
 
     def _tensors(self) -> List[Tensor]:
-        return [t for t in self.state_dict().values() if t.dtype == torch.float32]
+        """Parameters and buffers of float32 in the order of the state dict, which itself takes longer than the copy."""
+        if self._places is None:
+            self._places = [
+                (owner, name)
+                for module in self.modules()
+                for owner in (module._parameters, module._buffers)
+                for name, t in owner.items()
+                if t is not None and t.dtype == torch.float32 and name not in module._non_persistent_buffers_set
+            ]
+        return [owner[name] for owner, name in self._places]
 
     @property
     def flat_size(self) -> int:
         """Number of float32 values of :meth:`flatten`."""
         return sum(t.numel() for t in self._tensors())
 
-    def flatten(self) -> np.ndarray:
-        """All parameters and statistics as one float32 vector, in the order of the state dict."""
-        return torch.cat([t.detach().reshape(-1) for t in self._tensors()]).cpu().numpy()
+    @torch.no_grad()
+    def flatten(self, out: Optional[np.ndarray] = None) -> np.ndarray:
+        """All parameters and statistics as one float32 vector, in the order of the state dict; written into ``out``."""
+        parts = [t.reshape(-1) for t in self._tensors()]
+        if out is None:
+            return torch.cat(parts).cpu().numpy()
+        target = torch.from_numpy(out)
+        if parts[0].is_cpu:
+            torch.cat(parts, out=target)
+        else:
+            target.copy_(torch.cat(parts))  # one transfer
+        return out
 
     @torch.no_grad()
     def load_flat(self, values: np.ndarray) -> None:

@@ -134,3 +134,17 @@ def test_no_torn_letter_from_writers_that_are_killed_within_publications():
         letters, torn = read_letters(mailbox, writer, lambda letters: writer.poll() is not None)
     assert writer.returncode == 0  # some left half a letter
     assert letters > 0 and torn == 0
+
+
+def test_a_writer_that_fails_halfway_leaves_the_last_letter_current():
+    mailbox = Mailbox(SIZE)
+    mailbox.publish(np.full(SIZE, 1, np.float32), 1)
+
+    def write(slot):
+        slot[: SIZE // 2] = 2
+        raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        mailbox.publish_from(write, 2)
+    _, version, values = mailbox.read()
+    assert version == 1 and (values == 1).all()
