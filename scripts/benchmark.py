@@ -8,8 +8,8 @@ What counts are ratios of one run: arms take turns (A B C A B C ...), a ratio is
 the median over the rounds and the least and largest. A first round does not count, the garbage collector is off while
 the clock runs. Absolute figures are for scale only: a machine drifts by more than most differences.
 
-Suites: ``learner`` (updates), ``collect`` (workers), ``replay`` (sampling), ``endtoend`` (whole runs), ``scale`` (growth
-of rows, lanes and workers), ``faults`` (what a killed or stopped worker does to a run); each has a file
+Suites: ``learner`` (updates), ``collect`` (workers), ``replay`` (sampling), ``endtoend`` (whole runs), ``scale``
+(growth of rows, lanes and workers), ``faults`` (what a killed or stopped worker does to a run); each has a file
 ``benchmark_<suite>.py`` that says what its arms are. Other packages run in interpreters of their own
 (peer_environments.py) and are served from there (served.py): imports, building and compiling are over before the clock
 runs, and while one arm works the others sleep.
@@ -163,6 +163,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: on a busy machine (default: wall)")
         one.add_argument("--skip-peers", action="store_true", help="leave other packages out")
         one.add_argument("--quick", action="store_true", help="seconds instead of minutes: does everything run?")
+        one.add_argument("--strict", action="store_true", help="exit status 1 where an arm of ours failed")
         if suite.groups:
             known = ", ".join(suite.groups)
             kind = names_of(suite.groups, "group")
@@ -313,6 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     print("\n" + results.tables(dict(SUITES[args.suite].rows)))
+    if args.strict and results.failed:
+        print(f"benchmark: error: {'; '.join(f'{arm}: {why}' for arm, why in results.failed.items())}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -109,6 +109,7 @@ class Results:
         bytes_per_row: per arm.
         faults: per arm, what became of it by what was done to a worker.
         skipped: per row, why it is missing.
+        failed: arms of this product and floors that failed, and how.
         notes: what else should be known of the figures.
     """
 
@@ -127,6 +128,7 @@ class Results:
     bytes_per_row: dict[str, float] = field(default_factory=dict)
     faults: dict[str, dict[str, str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add_rows(

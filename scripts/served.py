@@ -23,6 +23,8 @@ from peer_environments import missing, python_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = ROOT / "scripts" / "peers"
+#: Owners of arms that run in this interpreter.
+OWN = ("claw", "bare")
 #: Places of all cores that this process may use.
 ALL_CORES = tuple(range(len(os.sched_getaffinity(0))))
 #: Seconds for imports, building and compiling; and beyond those that were asked for.
@@ -187,7 +189,7 @@ def last_line(log: Path) -> str:
 
 def interpreter(bench: Bench, owner: str) -> tuple[Path, str | None]:
     """Python of an arm's owner, and why there is none."""
-    if owner in ("claw", "bare"):
+    if owner in OWN:
         return Path(sys.executable), None
     if owner not in bench.args.against:
         return Path(), f"{owner} is left out (--against)"
@@ -216,6 +218,8 @@ def serving(bench: Bench, arms: Mapping[str, Arm]) -> Iterator[dict[str, Server]
                     bench.describe_arm(name, {**server.about, "pid": None, "settings": dict(arm.settings)})
                 except ServedError as error:
                     reason = str(error)
+                    if arm.owner in OWN:
+                        bench.results.failed[name] = reason
             if reason is not None:
                 bench.absent(name, reason)
         yield servers
@@ -249,6 +253,8 @@ def take_turns(
                     found = servers[name].run(count=counts[name], deadline=3600.0)
             except ServedError as error:
                 bench.absent(name, one_line(error))
+                if servers[name].arm.owner in OWN:
+                    bench.results.failed[name] = one_line(error)
                 del figures[name]
                 continue
             if number > 0 or counts is not None:

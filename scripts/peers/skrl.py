@@ -50,7 +50,7 @@ def td3(settings):
             "experiment": {"write_interval": 0, "checkpoint_interval": 0},
         },
     )  # fmt: skip
-    agent.init(trainer_cfg={"timesteps": 2**30})
+    agent.init()
     obs, action, reward, next_obs, terminated = (torch.from_numpy(x) for x in transitions(rows))
     fields = {
         "observations": obs, "actions": action, "rewards": reward[:, None], "next_observations": next_obs,

@@ -500,3 +500,52 @@ def test_sizes_that_no_memory_holds_are_one_line(monkeypatch, capsys):
     assert benchmark.main(["collect"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "86.1 GiB" in line and "take smaller sizes" in line
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def write_results(path, suite, **content):
+    found = {"suite": suite, "ratios": {}, "machine": {"processor": "Xeon", "cores": [0, 1]}, "settings": {"rounds": 5}}
+    path.write_text(json.dumps({**found, **content}))
+    return str(path)
+
+
+def test_the_table_has_every_numbered_row_and_says_what_is_missed(tmp_path, capsys):
+    learner = write_results(
+        tmp_path / "a.json", "learner", ratios={"12": 0.5, "2.skrl": 1.1, "replay/x": 3.0},
+        spread={"12": [0.4, 0.6], "2.skrl": [1.0, 1.2]}, targets={"12": "<= 0.6", "2.skrl": ">= 1.2", "3": ">= 2.5"},
+        texts={"12": "memory", "2.skrl": "over skrl", "3": "samples"}, skipped={"3": "no skrl here"},
+    )  # fmt: skip
+    faults = write_results(tmp_path / "b.json", "faults", faults={"ours": {"SIGKILL": "goes on"}})
+    assert benchmark.main(["table", learner, faults]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:5] == [
+        "| 2.skrl | over skrl | 1.10 | 1.00 to 1.20 | >= 1.2 | **missed** |",
+        "| 3 | samples | - |  | >= 2.5 | not measured: no skrl here |",
+        "| 12 | memory | 0.500 | 0.400 to 0.600 | <= 0.6 | met |",
+    ]
+    assert "Xeon, 2 cores, 5 rounds" in lines and lines[-1] == "| ours | goes on |"
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"ratios": {}}'])
+def test_a_file_that_is_none_of_ours_is_told_in_one_line(content, tmp_path, capsys):
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_text(content)
+    assert benchmark.main(["table", str(path)]) == 1
+    text = capsys.readouterr().err
+    assert text.startswith(f"benchmark: error: {path}: ") and text.count("\n") == 1
+
+
+def test_an_arm_of_ours_that_fails_fails_a_strict_run(monkeypatch, capsys):
+    results = measuring.Results("learner", {}, {}, {}, failed={"fit": "gave no answer"})
+    monkeypatch.setattr(benchmark, "measure_suite", lambda args: results)
+    assert benchmark.main(["learner"]) == 0 and benchmark.main(["learner", "--strict"]) == 1
+    assert "fit: gave no answer" in capsys.readouterr().err
+
+
+def test_quick_values_are_defaults_that_the_user_may_change():
+    args = benchmark.parse_args(["learner", "--quick", "--rows", "4096", "--against", "none"])
+    assert (args.rounds, args.rows, args.no_compile, args.against) == (1, 4096, True, ())
+    assert benchmark.parse_args(["learner", "--against", "skrl,skrl"]).against == ("skrl",)
