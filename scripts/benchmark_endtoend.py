@@ -5,7 +5,8 @@ learned per environment step. Ours: learner on core 0, worker on core 1, one thr
 cores in all of its settings: two processes of Gymnasium's simulator, and EnvPool's simulator in 16 lanes with one
 thread and with two (torch likewise); the fastest of them counts. Each arm takes ``--steps`` environment steps and
 learns what belongs to them; imports, building and warm-up are over before the clock runs. Beside these, our workers
-alone and our learner alone, one core each: were the two perfectly overlapped, a run would last as long as the slower of them.
+alone and our learner alone, one core each: were the two perfectly overlapped, a run would last as long as the slower
+of them.
 
 Group ``returns`` (row 11): wall time until noise-free episodes reach a return, with the recipe of compare_sb3.py.
 Evaluations are not timed. A run that does not reach it in ``--budget`` seconds counts with those. The floor for four
