@@ -16,7 +16,7 @@ SETUP_COMPARE := $(VENV)/.stamp-compare
 SCRIPTS := $(wildcard scripts/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint format wheel compare clean
+.PHONY: help setup train test lint format wheel compare benchmark-smoke clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -61,6 +61,12 @@ wheel: $(SETUP)  ## build the wheel into dist/
 
 compare: $(SETUP_COMPARE)  ## compare with stable-baselines3 on the same task
 	$(BIN)/python scripts/compare_sb3.py $(ARGS)
+
+# Peers are measured where their environments are there (scripts/benchmark.py peers); CI has none.
+benchmark-smoke: $(SETUP)  ## every suite of the benchmark for seconds: does everything run?
+	@for suite in learner collect replay endtoend scale callbacks faults; do \
+		$(BIN)/python scripts/benchmark.py $$suite --quick --strict $(ARGS) || exit 1; \
+	done
 
 clean:  ## remove builds and caches (not .venv, not runs/)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -5,6 +5,11 @@ left of a vector step of hand-sized rows (4,096 lanes, observation 211, action 2
 shared-memory ring and published, beside a plain copy of the observations, rewards and actions alone into as large a
 memory. The other groups collect with a policy of four options and layers [256, 256] from a simulator, beside stepping
 that simulator bare, with the same actions at every step.
+
+Group ``workers``: whole workers, two of them on all cores, that step HandReachDense-v3 with a policy of layers
+[256, 256] and one option, nobody learning. Others step it with two processes of theirs in the way they are made for.
+Counted are steps that the learner could draw. Ours is measured with its default simulator (EnvPool, 16 lanes a worker)
+and with the simulator of Gymnasium, one lane a worker, that the others run.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from measuring import Arms, Bench, Call, Row, Target
+from served import ALL_CORES, Arm, measure_served, rates
 
 from claw_lightning.rollout.acting import Decision, OptionAgent
 from claw_lightning.rollout.collector import Collector
@@ -172,6 +178,8 @@ SIMULATORS: dict[str, tuple[int, str | None]] = {
     "pause": (16, None),
     "pendulum": (16, "Pendulum-v1"),
 }
+#: Package: least ratio of row 6.
+PEERS = {"stable-baselines3": 2.2, "torchrl": 1.7, "tianshou": 2.6}
 #: Ratios of rates, but bridge: of times (the copy's rate over the bridge's).
 COLLECT_ROWS = {
     "collect/bridge_to_memcpy": Row(
@@ -180,19 +188,52 @@ COLLECT_ROWS = {
     "collect/hand_reach_to_raw": _simulator_row("hand_reach", "HandReachDense-v3", 0.85),
     "collect/pause_to_raw": _simulator_row("pause", "a simulator of 500 us per environment step", 0.9),
     "collect/pendulum_to_raw": _simulator_row("pendulum", "Pendulum-v1", 0.5),
+    # The same ratios under their numbers.
+    "5.hand_reach": _simulator_row("hand_reach", "HandReachDense-v3", 0.85),
+    "5.pause": _simulator_row("pause", "a simulator of 500 us per environment step", 0.9),
+    "5.pendulum": _simulator_row("pendulum", "Pendulum-v1", 0.5),
+    **{
+        f"6.{name}": Row("workers", ("workers", name), f"two workers over two processes of {name}", Target(least, True))
+        for name, least in PEERS.items()
+    },
+    **{
+        f"6.{name}.same_simulator": Row(
+            "workers", ("workers_gymnasium", name), f"the same, with the one simulator that {name} steps"
+        )
+        for name in PEERS
+    },
 }
 
 
+def measure_workers(bench: Bench) -> None:
+    """Row 6: two workers without a learner."""
+    task, cores = bench.args.task, ALL_CORES
+    ours = {"data": {"num_workers": 2}, "task": task}
+    single = {"task": task, "adapter": "GymnasiumEnv", "data": {"num_workers": 2, "envs_per_worker": 1}}
+    arms = {"workers": Arm("claw", "collect", ours, cores), "workers_gymnasium": Arm("claw", "collect", single, cores)}
+    arms |= {name: Arm(name, "collect", {"task": task}, cores) for name in PEERS}
+    bench.add_group("workers", rates(measure_served(bench, "workers", arms, "steps/s")))
+
+
+COLLECT_GROUPS = ("bridge", *SIMULATORS, "workers")
+COLLECT_QUICK = {"lanes": 64, "task": "Pendulum-v1", "seconds": 0.05}
+
+
 def run_collect(bench: Bench) -> None:
-    """All groups, one after the other."""
-    measure_bridge(bench)
-    for group, (lanes, task) in SIMULATORS.items():
-        measure_simulator(bench, group, lanes, task)
+    """The chosen groups, one after the other."""
+    for group in bench.args.groups:
+        if group == "bridge":
+            measure_bridge(bench)
+        elif group == "workers":
+            measure_workers(bench)
+        else:
+            measure_simulator(bench, group, *SIMULATORS[group])
 
 
 def add_collect_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the suite ``collect``."""
     parser.add_argument("--lanes", type=int, default=4096, help="of the bridge (default: 4096)")
+    parser.add_argument("--task", default="HandReachDense-v3", help="of the workers (default: HandReachDense-v3)")
 
 
 def check_collect_arguments(args: argparse.Namespace) -> str | None:

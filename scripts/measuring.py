@@ -99,11 +99,17 @@ class Results:
         machine: see :func:`describe_machine`.
         versions: of :data:`DISTRIBUTIONS`, as far as they are there.
         targets: per row.
+        texts: per row, what it is.
         ratios: per row, the median over the rounds.
         spread: per row, least and largest of the rounds.
         rows_per_second: per "group/arm": median, min and max.
+        units: per group, of those rates, where they are not rows.
+        cpu_share: per "group/arm" of a process of its own, seconds of computing over seconds on the wall.
+        arms: per arm of a process of its own: versions, cores, threads and settings.
         bytes_per_row: per arm.
+        faults: per arm, what became of it by what was done to a worker.
         skipped: per row, why it is missing.
+        failed: arms of this product and floors that failed, and how.
         notes: what else should be known of the figures.
     """
 
@@ -112,11 +118,17 @@ class Results:
     machine: dict[str, Any]
     versions: dict[str, str]
     targets: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     spread: dict[str, list[float]] = field(default_factory=dict)
     rows_per_second: dict[str, dict[str, float]] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    cpu_share: dict[str, float] = field(default_factory=dict)
+    arms: dict[str, Any] = field(default_factory=dict)
     bytes_per_row: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, dict[str, str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add_rows(
@@ -133,6 +145,7 @@ class Results:
         for name, row in rows.items():
             if row.group != group:
                 continue
+            self.texts[name] = row.text
             if row.target is not None:
                 self.targets[name] = row.target.text()
             missing = [arm for arm in row.arms if arm not in figures]
@@ -150,6 +163,8 @@ class Results:
 
     def tables(self, rows: dict[str, Row]) -> str:
         """Markdown: ratios, then absolute figures, then what is missing."""
+        if self.faults:
+            return "\n".join([*fault_lines(self.faults), *([""] + self.notes if self.notes else [])])
         lines = ["| row | ratio | min-max | target | | what |", "|---|---:|---:|---:|---|---|"]
         for name, value in self.ratios.items():
             row, (low, high) = rows[name], self.spread[name]
@@ -158,12 +173,68 @@ class Results:
             lines.append(f"| {name} | {_digits(value)} | {spread} | {target} | {verdict} | {row.text} |")
         lines += ["", "| arm | rows/s | min-max |", "|---|---:|---:|"]
         for arm, found in self.rows_per_second.items():
-            lines.append(f"| {arm} | {found['median']:,.0f} | {found['min']:,.0f}-{found['max']:,.0f} |")
+            unit = self.units.get(arm.partition("/")[0])
+            name = arm if unit is None else f"{arm} ({unit})"
+            shown = "{:,.0f}".format if unit is None else _figure
+            least, middle, most = (shown(found[key]) for key in ("min", "median", "max"))
+            lines.append(f"| {name} | {middle} | {least}-{most} |")
         if self.bytes_per_row:
             lines += ["", "| stored by | bytes per row |", "|---|---:|"]
             lines += [f"| {name} | {size:.1f} |" for name, size in self.bytes_per_row.items()]
         notes = [f"skipped {name}: {reason}" for name, reason in self.skipped.items()] + self.notes
         return "\n".join(lines + ([""] + notes if notes else []))
+
+
+def fault_lines(faults: dict[str, dict[str, str]]) -> list[str]:
+    """Markdown of :attr:`Results.faults`."""
+    kinds = list(dict.fromkeys(kind for found in faults.values() for kind in found))
+    lines = [f"| | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
+    return lines + [f"| {arm} | {' | '.join(found.get(kind, '') for kind in kinds)} |" for arm, found in faults.items()]
+
+
+def _order(row: str) -> tuple[Any, ...]:
+    """Numbered rows first, by number."""
+    number, _, rest = row.partition(".")
+    return (0, int(number), rest) if number.isdigit() else (1, 0, row)
+
+
+def readme_table(files: Sequence[dict[str, Any]]) -> str:
+    """Markdown of what suites have written: each numbered row, those that miss their goal marked as such.
+
+    Of a row that several files hold the last one counts. Rows that could not be measured keep their place.
+    """
+    rows: dict[str, list[str]] = {}
+    faults: dict[str, dict[str, str]] = {}
+    machines: dict[str, None] = {}
+    for content in files:
+        machine = content.get("machine", {})
+        rounds = content.get("settings", {}).get("rounds", "?")
+        machines[f"{machine.get('processor', '?')}, {len(machine.get('cores', []))} cores, {rounds} rounds"] = None
+        faults.update(content.get("faults", {}))
+        targets, texts = content.get("targets", {}), content.get("texts", {})
+        for name, value in content["ratios"].items():
+            if name[:1].isdigit():
+                low, high = content.get("spread", {}).get(name, [value, value])
+                spread, verdict = f"{_digits(low)} to {_digits(high)}", _verdict(targets.get(name), value)
+                rows[name] = [texts.get(name, ""), _digits(value), spread, targets.get(name, ""), verdict]
+        for name, reason in content.get("skipped", {}).items():
+            if name[:1].isdigit() and name not in rows:
+                rows[name] = [texts.get(name, ""), "-", "", targets.get(name, ""), f"not measured: {reason}"]
+    lines = ["| row | what | ratio | rounds | goal | |", "|---|---|---:|---|---:|---|"]
+    lines += [f"| {name} | {' | '.join(rows[name])} |" for name in sorted(rows, key=_order)]
+    lines += ["", *machines]
+    return "\n".join(lines + (["", *fault_lines(faults)] if faults else []))
+
+
+def _verdict(target: str | None, value: float) -> str:
+    if not target:
+        return ""
+    sign, number = target.split()
+    return "met" if Target(float(number), sign == ">=").verdict(value) == "met" else "**missed**"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else _digits(value)
 
 
 def _digits(value: float) -> str:
@@ -196,6 +267,8 @@ class Bench:
         try:
             if self.args.skip_peers:
                 raise _LeftOut("left out by --skip-peers")
+            if package not in self.args.against:
+                raise _LeftOut("left out by --against")
             built = dict(zip(names, build(), strict=True))
             for call in built.values():
                 call()
@@ -241,6 +314,34 @@ class Bench:
             if row.group == group:
                 self._absent.update(dict.fromkeys(row.arms, reason))
         self.results.add_rows(self.rows, group, {}, self._absent)
+        self._finish()
+
+    def absent(self, arm: str, reason: str) -> None:
+        """An arm of the present group that is not there, and why."""
+        self._absent[arm] = reason
+        print(f"benchmark: {arm}: {reason}", file=sys.stderr, flush=True)
+
+    def reason(self, arm: str) -> str | None:
+        """Why an arm of the present group is not there; None: it is."""
+        return self._absent.get(arm)
+
+    def describe_arm(self, arm: str, about: dict[str, Any]) -> None:
+        """Keep what an arm of a process of its own runs with."""
+        self.results.arms[arm] = about
+
+    def keep_rate(self, group: str, arm: str, values: list[float], unit: str) -> None:
+        """Keep the absolute figures of one arm."""
+        self.results.add_rates(group, {arm: values})
+        self.results.units[group] = unit
+
+    def keep_fault(self, arm: str, kind: str, text: str) -> None:
+        """Keep what became of an arm."""
+        self.results.faults.setdefault(arm, {})[kind] = text
+        self._finish()
+
+    def add_group(self, group: str, figures: dict[str, list[float]]) -> None:
+        """Form a group's rows from figures that were taken elsewhere, one number per arm and round."""
+        self.results.add_rows(self.rows, group, figures, self._absent)
         self._finish()
 
     def _finish(self) -> None:
