@@ -3,6 +3,7 @@
 from callbacks.checkpoints import RunCheckpoint
 from callbacks.curriculum import Curriculum
 from callbacks.episode_log import EpisodeLog
+from callbacks.episode_video import EpisodeVideo
 from callbacks.novelty import NoveltyBonus
 from callbacks.option_diagnostics import OptionDiagnostics
 from callbacks.policy_publisher import PolicyPublisher
@@ -16,6 +17,7 @@ from callbacks.worker_health import WorkerHealth
 __all__ = [
     "Curriculum",
     "EpisodeLog",
+    "EpisodeVideo",
     "NoveltyBonus",
     "OptionDiagnostics",
     "OrderlyStop",

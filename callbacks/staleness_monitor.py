@@ -11,6 +11,7 @@ import torch
 from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
+from claw_lightning.loggers import each_tensorboard
 from claw_lightning.module import OptionCritic
 from claw_lightning.replay import ReplayBatch
 
@@ -76,10 +77,7 @@ class StalenessMonitor(UpdateCallback):
         if self._collection is not None:
             values["staleness/collection"] = float(self._collection)
         if self.histogram and self._trainer is not None:
-            for logger in self._trainer.loggers:
-                add = getattr(getattr(logger, "experiment", None), "add_histogram", None)
-                if add is not None:
-                    step = self._trainer.lightning_module.env_steps
-                    add("staleness/histogram", self._last.flatten(), step)
+            lag, step = self._last.flatten(), self._trainer.lightning_module.env_steps
+            each_tensorboard(self._trainer, lambda writer: writer.add_histogram("staleness/histogram", lag, step))
         self._sum, self._count, self._max = 0.0, 0, 0.0
         return values

@@ -1,7 +1,9 @@
-"""WorkerHealth: supervision between updates; memory, processor share and threads of every process of a run."""
+"""WorkerHealth: supervision between updates; memory, processor share, threads and lives of every process of a run."""
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import math
 import os
@@ -26,6 +28,8 @@ SUPERVISE_SECONDS = 0.2
 #: Share of a limit of memory below which what is free is called little.
 LITTLE_FREE = 0.05
 LEARNER = "learner"
+#: Columns of the file of events.
+COLUMNS = ("seconds", "env_steps", "worker", "event", "detail")
 
 
 def private_memory(process: psutil.Process) -> int:
@@ -65,6 +69,13 @@ class WorkerHealth(UpdateCallback):
     * ``gpu/memory_gb``: tensors on the module's GPU, in GiB; ``gpu/utilization``: its load, 0 to 1, where the driver's
       library tells.
 
+    What happens to the workers' processes is a line each of ``worker_events.csv`` in the run's folder, with the columns
+    ``seconds`` (of wall time since the run's start), ``env_steps``, ``worker`` (``worker_<i>`` or ``evaluator``),
+    ``event`` and ``detail`` (a text). Events: ``start``, ``ready`` (its simulator is built), ``death`` and ``hang``
+    (the detail says why), ``restart`` (a successor was started), ``recycle`` (it is asked to make room for one),
+    ``give_up`` (the run goes on without it, or ends) and ``stop`` (it is stopped at the end). A file that exists is
+    continued; further ranks write ``rank_<r>_worker_events.csv``. Lock-step runs have no workers, and no such file.
+
     It warns once per process whose private memory has grown by more than ``growth_limit_gb`` since its warm-up (a
     process that was restarted is a new one), and once when less than a twentieth of the memory is free.
 
@@ -90,10 +101,40 @@ class WorkerHealth(UpdateCallback):
         self._measured = -math.inf
         self._has_warned_of_little = False
         self._knows_utilization = True
+        self._began = time.monotonic()
+        self._writes = False  # events
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remember whose processes to watch."""
         self._data = getattr(trainer, "datamodule", None)
+        self._began = time.monotonic()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen to what happens to the workers, from before they are started."""
+        listeners = getattr(self._data, "worker_listeners", None)
+        if listeners is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._writes = True
+            listeners.append(self._note)
+
+    def _note(self, event: str, worker: str, detail: str) -> None:
+        """Write one line at once: the next thing may be the end of this process."""
+        if not self._writes:
+            return
+        ranks = self._data.ranks
+        path = self._data.run_folder / f"{f'rank_{ranks.rank}_' if ranks.rank else ''}worker_events.csv"
+        line = io.StringIO()
+        seconds = round(time.monotonic() - self._began, 3)
+        csv.writer(line, lineterminator="\n").writerow(
+            (seconds, self._data.env_steps, worker, event, " ".join(detail.split()))
+        )
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                if file.tell() == 0:
+                    file.write(",".join(COLUMNS) + "\n")
+                file.write(line.getvalue())
+        except OSError as error:
+            log.warning("WorkerHealth: %s cannot be written (%s); the run goes on", path, error.strerror)
+            self._writes = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The module is on its device by now; processor time counts from here."""
@@ -112,6 +153,9 @@ class WorkerHealth(UpdateCallback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Let go of the run."""
+        if self._note in getattr(self._data, "worker_listeners", ()):
+            self._data.worker_listeners.remove(self._note)
+        self._writes = False
         self._data = self._device = None
         self._watched.clear()
 

@@ -270,6 +270,11 @@ class ReplayDataModule(pl.LightningDataModule):
         self._mailbox: Mailbox | None = None
         self._published = 0
         self._evaluator: WorkerPool | None = None
+        self._evaluator_draws = False  # whether images can be taken of its simulator
+        #: Called as ``listener(event, worker, detail)`` where something happens to a process: texts; events are
+        #: ``start``, ``ready``, ``death``, ``hang``, ``restart``, ``recycle``, ``give_up`` and ``stop``, workers are
+        #: ``worker_<i>`` and ``evaluator``.
+        self.worker_listeners: list[Callable[[str, str, str], None]] = []
         self._describer: WorkerPool | None = None
         self._eval_result: dict[str, Any] | None = None
         self._eval_requests = 0
@@ -778,6 +783,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def close(self) -> None:
         """Stop all processes. Idempotent."""
+        self._tell_of_the_end(self.pool, self._evaluator)
         for pool in (self.pool, self._evaluator):
             if pool is not None:
                 pool.close()
@@ -1203,10 +1209,36 @@ class ReplayDataModule(pl.LightningDataModule):
         return module.updates if module is not None else 0
 
     def _on_event(self, kind: str, worker: Worker, **details: Any) -> None:
-        if self._events is not None and self.pool is not None:
+        index = worker.command.settings["worker"]
+        self._tell(f"worker_{index}", kind, details)
+        if self._events is not None:
             if kind == "start":
                 details["configure"] = worker.command.settings["configure"]
-            self._events.write(kind, worker=self.pool.workers.index(worker), **details)
+            self._events.write(kind, worker=index, **details)
+
+    def _tell(self, name: str, kind: str, details: dict[str, Any]) -> None:
+        """Tell listeners of an event of a pool, in their words."""
+        what, pid = str(details.get("what", "")), details.get("pid")
+        told = {
+            "start": [("restart" if details.get("generation") else "start", f"pid {pid}")],
+            "ready": [("ready", f"pid {pid}")],
+            "failure": [(details.get("cause", "death"), what)],
+            "recycle": [("recycle", f"after {details.get('head', 0)} vector steps")],
+            "lost": [(details.get("cause", "death"), what), ("give_up", str(details.get("reason", "")))],
+        }
+        for event, detail in told.get(kind, []):
+            for listener in self.worker_listeners:
+                listener(event, name, detail)
+
+    def _tell_of_the_end(self, *pools: WorkerPool | None) -> None:
+        """Tell listeners that processes which still run are about to be stopped."""
+        for pool in pools:
+            for worker in pool.workers if pool is not None else ():
+                if worker.pid is not None and not worker.has_exited():
+                    settings = worker.command.settings
+                    name = "evaluator" if settings["mode"] == "evaluate" else f"worker_{settings['worker']}"
+                    for listener in self.worker_listeners:
+                        listener("stop", name, f"pid {worker.pid}")
 
     def supervise(self) -> None:
         """Notice dead and hung workers and replace them. To be called about once a second whatever the learner does.
@@ -1541,13 +1573,16 @@ class ReplayDataModule(pl.LightningDataModule):
             ``return``, ``length``, ``success`` (one number per episode) and ``option`` (share of steps per option).
         """
         agent = dict(agent, evaluate=True, exploration=None)
-        lanes = min(self.eval_envs, episodes)
+        lanes = min(self.eval_envs, max(episodes, self.eval_episodes))  # for later evaluations too
+        shows_frames = bool(record and record["frames"])
+        if shows_frames and not self._evaluator_draws:  # one that can draw takes the place of the one that cannot
+            self._close_evaluator()
+            self._evaluator_draws = True
         if self.mode == "lockstep":
             if self._local_evaluator is None:
-                shows_frames = bool(record and record["frames"])
                 # Evaluations take nothing from the generators of the training.
                 with torch.random.fork_rng(devices=[]):
-                    env = self._make_local_env(lanes, seed, self._configured["evaluate"], shows_frames)
+                    env = self._make_local_env(lanes, seed, self._configured["evaluate"], self._evaluator_draws)
                     self._local_evaluator = (env, OptionAgent(num_lanes=lanes, seed=seed, **agent))
             env, option_agent = self._local_evaluator
             option_agent.load(policy.flatten(), 0)
@@ -1562,11 +1597,14 @@ class ReplayDataModule(pl.LightningDataModule):
                 seed=seed,
                 agent=agent,
                 mailbox_fd=self._eval_mailbox.block.fd,
-                rendering=bool(record and record["frames"]),
+                rendering=self._evaluator_draws,
             )
             fds = (self._eval_mailbox.block.fd,)
             worker = Worker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
-            self._evaluator = WorkerPool([worker], self._on_evaluated, self._failure_policy())
+            self._evaluator = WorkerPool(
+                [worker], self._on_evaluated, self._failure_policy(),
+                on_event=lambda kind, worker, **details: self._tell("evaluator", kind, details),
+            )  # fmt: skip
             self._evaluator.start(wait=False)
         self._eval_mailbox.publish(policy.flatten(), 0)
         self._eval_requests += 1
@@ -1592,34 +1630,65 @@ class ReplayDataModule(pl.LightningDataModule):
             except WorkerError as error:
                 is_setting = worker.error is not None and worker.error.get("user", False)
                 is_training = self.trainer is not None and self.trainer.state.fn == "fit"
-                if self.on_worker_failure != "degrade" or is_setting or not is_training:
+                if self.on_worker_failure != "degrade" or is_setting or not is_training or shows_frames:
                     raise
                 log.error("%s; this evaluation is left out", error)
-                self._evaluator.close(grace=0.0)
-                self._evaluator = None
+                self._close_evaluator()
                 return None
             self.supervise()
             self._evaluator.wait_for_message(0.05)
         return self._eval_result
 
+    def _close_evaluator(self) -> None:
+        """End the evaluator; the next evaluation makes a new one."""
+        if self._evaluator is not None:
+            self._tell_of_the_end(self._evaluator)
+            self._evaluator.close(grace=0.0)
+        if self._local_evaluator is not None:
+            self._local_evaluator[0].close()
+        self._evaluator = self._local_evaluator = None
+        self._evaluator_draws = False
+
     def record(
-        self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int, frames: int = 0
-    ) -> dict[str, Any] | None:
+        self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int, frames: int = 0,
+        film: dict[str, int] | None = None,
+    ) -> dict[str, Any] | None:  # fmt: skip
         """Play as :meth:`evaluate` and return every step; None if a stop was requested meanwhile.
+
+        Args:
+            policy: what plays.
+            agent: settings of the agent, as :meth:`OptionCritic.agent_settings` gives them.
+            episodes: how many.
+            seed: of the simulators.
+            frames: images are taken of the first so many episodes.
+            film: ``most`` and ``height`` of a :class:`Film`: a few small images in place of all.
 
         Returns:
             Arrays with an entry per step (see :class:`callbacks.RolloutWriter`) and, with ``frames``, the images of the
-            first so many episodes, each [T, H, W, 3] uint8 and read from the disk as they are looked at.
+            first so many episodes, each [T, H, W, 3] uint8 and read from the disk as they are looked at. With ``film``
+            the arrays of :meth:`Film.arrays` instead, and ``frame_error``: why there are no images, or None.
+
+        Raises:
+            WorkerError, ConfigError: the evaluator failed for good. One that was to take images is then closed, and the
+                next evaluation has one that takes none.
         """
         self.run_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.run_folder, prefix="rollouts-") as folder:
             path = Path(folder).resolve() / "steps.npz"
-            result = self.evaluate(policy, agent, episodes, seed, record={"path": str(path), "frames": frames})
+            record = {"path": str(path), "frames": frames, **({} if film is None else {"film": film})}
+            try:
+                result = self.evaluate(policy, agent, episodes, seed, record=record)
+            except (WorkerError, ConfigError):
+                if frames:  # the next one draws nothing: perhaps that was what it died of
+                    self._close_evaluator()
+                raise
             if result is None:
                 return None
             with np.load(path) as file:
                 steps: dict[str, Any] = dict(file)
-            if frames:
+            if film is not None:
+                steps["frame_error"] = result["frame_error"]
+            elif frames:
                 parts = (f"{path}.{episode}.raw" for episode in range(min(frames, episodes)))
                 shape = (-1, *result["frame_shape"])
                 # The files may go: they live on as long as they are mapped.

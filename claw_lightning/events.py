@@ -9,9 +9,9 @@ Every event has ``event`` and ``time`` (s, CLOCK_MONOTONIC). ``worker`` is an in
 
 * ``run``: ``settings`` that must be equal in a playback.
 * The life of a worker's processes: ``start`` (pid, generation, restarts, head, configure: what the simulator begins
-  with), ``ready`` (pid), ``failure`` (pid, what, head, delay in s), ``recycle`` (pid, head), ``lost`` (pid, what). A
-  process of generation g has the worker's seed plus g times :data:`claw_lightning.process.SEED_STRIDE` and opens its
-  episodes at ``head``.
+  with), ``ready`` (pid), ``failure`` (pid, what, head, delay in s, cause: death or hang), ``recycle`` (pid, head),
+  ``lost`` (pid, what, cause, reason). A process of generation g has the worker's seed plus g times
+  :data:`claw_lightning.process.SEED_STRIDE` and opens its episodes at ``head``.
 * ``configured`` (worker, step, settings): the simulator was changed before this step.
 * ``draw``: one batch; ``updates`` made before, ``heads`` (steps published per worker), ``draw`` (see
   :class:`claw_lightning.replay.memory.Draw`) and ``versions``: [worker, step, version] of each step that became visible

@@ -7,9 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -27,6 +29,21 @@ def _quiet(args: threading.ExceptHookArgs, before: Callable[..., Any] = threadin
 
 
 threading.excepthook = _quiet
+
+
+def each_tensorboard(trainer: pl.Trainer, write: Callable[[Any], Any]) -> None:
+    """Call ``write`` with the ``SummaryWriter`` of every TensorBoard logger of a run, on the first rank.
+
+    For what Lightning's loggers have no method for: histograms, images. A disk that is full ends no run by it.
+    """
+    if not trainer.is_global_zero:
+        return
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger):
+            logger.attempt(write)
+        elif isinstance(logger, TensorBoardLogger):
+            with suppress(OSError):
+                write(logger.experiment)
 
 
 class RunLogger(TensorBoardLogger):
@@ -89,6 +106,11 @@ class RunLogger(TensorBoardLogger):
             self._silent_until = time.monotonic() + RETRY
             self._experiment = None
             log.error("%s: curves cannot be written (%s); free the disk. The run goes on", self.log_dir, error)
+
+    def attempt(self, write: Callable[[Any], Any]) -> None:
+        """Call ``write`` with the ``SummaryWriter``; an OSError is logged, and ends nothing."""
+        self._try(self.claim)  # where nobody has
+        self._try(lambda: write(self.experiment))
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -190,7 +190,7 @@ class WorkerPool:
             if ended:
                 self._reap(worker, watch)
             elif what := self._hang(worker, was_paused) or self._idleness(worker, watch, now):
-                self._recover(worker, watch, what)
+                self._recover(worker, watch, what, cause="hang")
             elif watch.recycled_at is not None and now - watch.recycled_at > FAREWELL:
                 self._replace(worker)  # its simulator's end takes for ever
             elif worker.has_worked:
@@ -270,7 +270,9 @@ class WorkerPool:
         was_killed = has_ended and worker.process is not None and worker.process.returncode == -signal.SIGKILL
         self._recover(worker, watch, worker.exit_text(), was_killed)
 
-    def _recover(self, worker: Worker, watch: _Watch, what: str, was_killed: bool = False) -> None:
+    def _recover(
+        self, worker: Worker, watch: _Watch, what: str, was_killed: bool = False, cause: str = "death"
+    ) -> None:
         """Restart a dead or hung worker, go on without it, or give up with the reason."""
         failure, policy = worker.failure(what), self.policy
         pid, head = worker.pid, worker.head
@@ -284,12 +286,12 @@ class WorkerPool:
         if reason is None and len(worker.restarts) >= policy.budget:
             reason = f"restarted {len(worker.restarts)} times within {policy.window:g} s already"
         if reason is not None:
-            self._give_up(worker, watch, failure, reason, pid)
+            self._give_up(worker, watch, failure, reason, pid, cause)
             return
         delay = 0.0 if worker.has_worked else BACK_OFF[min(watch.idle_failures, len(BACK_OFF)) - 1]
         worker.restarts.append(now)
         worker.total_restarts += 1
-        self.on_event("failure", worker, pid=pid, what=what, head=head, delay=delay)
+        self.on_event("failure", worker, pid=pid, what=what, head=head, delay=delay, cause=cause)
         log.warning("%s; restarting it%s", failure, f" in {delay:g} s" if delay else "")
         watch.restart_at = now + delay
         if delay == 0:
@@ -306,10 +308,12 @@ class WorkerPool:
             return ""  # never worked (exit status 0 too: simulators call quit())
         return None
 
-    def _give_up(self, worker: Worker, watch: _Watch, failure: WorkerError, reason: str, pid: int | None) -> None:
+    def _give_up(
+        self, worker: Worker, watch: _Watch, failure: WorkerError, reason: str, pid: int | None, cause: str
+    ) -> None:
         is_setting = worker.error is not None and worker.error.get("user", False)
         others = [each for each in self.workers if each is not worker and not self.is_lost(each)]
-        self.on_event("lost", worker, pid=pid, what=str(failure))
+        self.on_event("lost", worker, pid=pid, what=str(failure), reason=reason, cause=cause)
         if self.policy.on_failure != "degrade" or is_setting or not others:
             raise WorkerError(f"{failure}; {reason}, giving up") if reason else failure
         watch.is_lost = True

@@ -357,8 +357,8 @@ def evaluate(
 
     Returns ``return``, ``length``, ``success`` (empty where the task has none) of ``episodes`` episodes, and
     ``option`` with the share of steps of each option.
-    With ``student`` the policy's flat student plays. A ``recorder`` keeps every step; then ``frame_shape`` is that of
-    its images.
+    With ``student`` the policy's flat student plays. A ``recorder`` keeps every step; then what its ``save`` tells of
+    images is returned too.
     """
     agent.use_student = student
     agent.reseed(seed)  # an evaluation depends on policy and seed alone, not on those before it
@@ -368,7 +368,7 @@ def evaluate(
     tracker = EpisodeTracker(lanes)
     control.beat(phases.RESET)
     obs, first = env.reset(seed), np.ones(lanes, bool)
-    image = env.image()
+    image, states = env.image(), env.states() if recorder is not None else None
     done = np.zeros(lanes, bool)
     results: List[Episode] = []
     usage = np.zeros(agent.num_options)
@@ -380,11 +380,12 @@ def evaluate(
         decision = agent.act(seen(env, obs), first, image)
         if recorder is not None:  # the step after an end belongs to no episode; same-step autoreset has none
             recorder.look((quota > 0) & (same_step | ~done))
-            obs, image = obs.copy(), None if image is None else image.copy()  # a simulator may write over its own
+            # A simulator may write over its own.
+            obs, image, states = obs.copy(), *(None if each is None else each.copy() for each in (image, states))
         result = env.step(decision.action)
         counted = (quota > 0) & ~result.is_border
         if recorder is not None:
-            recorder.add(obs, image, decision, result, counted)
+            recorder.add(obs, image, decision, result, counted, states)
         usage += np.bincount(decision.option[counted], minlength=agent.num_options)
         done = (result.terminated | result.truncated) & ~result.is_border
         for lane, episode in tracker.update(result.reward, done, result.is_border, result.info.get("success")):
@@ -393,7 +394,7 @@ def evaluate(
                 if np.isfinite(episode.ret):
                     results.append(episode)
         first = done if same_step else result.is_border
-        obs, image = result.obs, result.image
+        obs, image, states = result.obs, result.image, result.states
     success = [e.success for e in results if np.isfinite(e.success)]
     recorded = {} if recorder is None else recorder.save()
     return {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from contextlib import suppress
 from typing import Any, Dict, Optional
 
 import numpy as np
@@ -19,6 +22,8 @@ from claw_lightning.rollout.envs.packages import check_lanes, one_line
 _INT32_RANGE = 2**31
 #: Arguments of EnvPool that this adapter sets, or that would end the synchronous mode it is written for.
 _RESERVED = ("batch_size", "env_seed", "from_pixels", "gym_reset_return_info", "max_num_players", "render_mode")
+#: Libraries of which EnvPool's drawing needs one. It takes what is in the process when it is imported itself.
+_OPENGL = ("libEGL.so.1", "libEGL.so", "libGL.so.1", "libGL.so")
 #: Seconds per physics step of the Shadow and Fetch models; their EnvPool configuration has only the frame skip.
 _ROBOTICS_TIME_STEP = 0.002
 
@@ -52,6 +57,7 @@ class EnvPoolEnv(VectorEnv):
 
     def __init__(self, task: str, num_envs: int = 1, seed: int = 0, num_threads: int = 1, **kwargs: Any) -> None:
         try:
+            _load_opengl()
             import envpool
         except ImportError as error:
             raise EnvError(
@@ -63,7 +69,7 @@ class EnvPoolEnv(VectorEnv):
             # EnvPool would take 0 for all cores, and every worker would do so.
             raise EnvError("data.env.init_args.num_threads: must be at least 1, not %d" % num_threads)
         for name in _RESERVED:
-            if name in kwargs:
+            if name in kwargs and (name, kwargs[name]) != ("render_mode", "rgb_array"):
                 raise EnvError("data.env.init_args.%s: EnvPoolEnv sets this itself; remove it" % name)
         known = envpool.list_all_envs()
         if task not in known:
@@ -154,6 +160,27 @@ class EnvPoolEnv(VectorEnv):
             states=None if self._states is None else self._states.copy(),
         )
 
+    @classmethod
+    def rendering(cls, init_args: Dict[str, Any]) -> Dict[str, Any]:
+        """See :meth:`VectorEnv.rendering`."""
+        return dict(init_args, render_mode="rgb_array")
+
+    def render(self, lane: int) -> Optional[np.ndarray]:
+        """See :meth:`VectorEnv.render`. MuJoCo tasks are drawn by EGL, in the simulation itself."""
+        if self._make_kwargs.get("render_mode") is None:
+            return None
+        try:
+            if not _opengl_is_loaded:  # MuJoCo would end the process
+                raise RuntimeError("no OpenGL library was loaded before EnvPool")
+            image = self._pool.render(env_ids=lane)
+        except Exception as error:  # whatever a graphics library raises, and tasks that EnvPool cannot draw
+            raise EnvError(
+                "task %s cannot be drawn here (%s: %s); EnvPool's MuJoCo tasks need EGL (a graphics driver, or Mesa's "
+                "libegl1); the environment variable MUJOCO_EGL_DEVICE_ID chooses among several devices"
+                % (one_line(self._task), type(error).__name__, one_line(error))
+            ) from error
+        return None if image is None else np.asarray(image, dtype=np.uint8)[0]
+
     def states(self) -> Optional[np.ndarray]:
         """See :meth:`VectorEnv.states`."""
         return None if self._states is None else self._states.copy()
@@ -161,6 +188,21 @@ class EnvPoolEnv(VectorEnv):
     def close(self) -> None:
         """See :meth:`VectorEnv.close`."""
         self._pool.close()
+
+
+_opengl_is_loaded = False
+
+
+def _load_opengl() -> None:
+    """Load an OpenGL library, if there is one and EnvPool has not been imported yet: it costs nothing else."""
+    global _opengl_is_loaded
+    if _opengl_is_loaded or "envpool" in sys.modules:
+        return
+    for name in _OPENGL:
+        with suppress(OSError):
+            ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
+            _opengl_is_loaded = True
+            return
 
 
 def _success(info: Dict[str, Any], is_border: np.ndarray) -> Dict[str, np.ndarray]:
