@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 try:
-    from reporting.browser import PARTS, take_pictures
+    from reporting.browser import PARTS, chromium, take_pictures
     from reporting.page import render
     from reporting.runs import ReportError, group_runs, read_run
 except ImportError as error:  # one of the extra's libraries
@@ -92,8 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_page(html, args.output)
         print(f"{args.output}: {len(folders)} run(s) in {len(groups)} group(s), {len(html.encode()) / 2**20:.1f} MiB")
         if args.png is not None:
-            for file in take_pictures(html, args.png, args.parts, args.width, args.dark):
-                print(file)
+            with chromium() as browser:
+                for file in take_pictures(browser, html, args.png, args.parts, args.width, args.dark):
+                    print(file)
     except ReportError as error:
         print(f"report: error: {error}", file=sys.stderr)
         return 1

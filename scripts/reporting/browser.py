@@ -78,10 +78,13 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
-def take_pictures(html: str, folder: Path, parts: Sequence[str], width: int = 900, is_dark: bool = False) -> list[Path]:
+def take_pictures(
+    browser: Any, html: str, folder: Path, parts: Sequence[str], width: int = 900, is_dark: bool = False
+) -> list[Path]:
     """Write ``<part>.png`` for every part that the page has; files of these names are replaced.
 
     Args:
+        browser: of :func:`chromium`.
         html: the page.
         folder: is made if need be.
         parts: of :data:`PARTS`.
@@ -89,10 +92,10 @@ def take_pictures(html: str, folder: Path, parts: Sequence[str], width: int = 90
         is_dark: in the dark scheme.
 
     Raises:
-        ReportError: there is no browser, or the folder cannot be written.
+        ReportError: the folder cannot be written.
     """
     written = []
-    with tempfile.TemporaryDirectory() as name, chromium() as browser:
+    with tempfile.TemporaryDirectory() as name:
         page_file = Path(name) / "report.html"
         page_file.write_text(html)
         page = browser.new_page(
@@ -114,6 +117,7 @@ def take_pictures(html: str, folder: Path, parts: Sequence[str], width: int = 90
             except OSError as error:
                 raise ReportError(f"--png {folder} cannot be written: {error.strerror or error}") from error
             written.append(file)
+        page.close()
     return written
 
 

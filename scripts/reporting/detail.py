@@ -127,6 +127,11 @@ def describe(group: Group, moments: int) -> Detail:
     return detail
 
 
+def is_greedy(run: Run) -> bool:
+    """Whether evaluations end options at one half, and take the likeliest one."""
+    return bool(run.setting("model.greedy_options", True))
+
+
 def _read_recordings(run: Run, most: int) -> list[Recording]:
     found = []
     for index in evenly(len(run.recordings), most) if run.recordings else []:
@@ -149,7 +154,7 @@ def _moment(recording: Recording, run: Run) -> Moment:
         views.append(
             EpisodeView(
                 f"Episode {episode + 1}",
-                option_charts.timeline(recording, episode),
+                option_charts.timeline(recording, episode, is_greedy(run)),
                 _strip(recording, episode),
                 len(index),
                 f"return {number(returns[episode])}{outcome}, {len(index)} steps",
@@ -161,7 +166,7 @@ def _moment(recording: Recording, run: Run) -> Moment:
 def _strip(recording: Recording, episode: int) -> list[Picture]:
     index = recording.of(episode)
     return [
-        _picture(recording, int(frame), len(index), 160)
+        _picture(recording, int(frame), len(index), 200)
         for frame in np.flatnonzero(recording.frame_episode == episode)
         if recording.frame_step[frame] < len(index)
     ]
@@ -175,9 +180,11 @@ def _picture(recording: Recording, frame: int, length: int, height: int) -> Pict
     if recording.num_options > 1:
         facts += f", option {option}"
         if recording.switched[at]:
-            facts += " was chosen" + ("" if np.isnan(ends) else f": option {before} ended, with probability {ends:.2f}")
+            facts += " was chosen" + (
+                "" if np.isnan(ends) else f", where option {before} ended with probability {ends:.2f}"
+            )
         elif not np.isnan(ends):
-            facts += f" goes on, would end with probability {ends:.2f}"
+            facts += f" goes on, termination probability {ends:.2f}"
     facts += f", reward {number(float(recording.reward[at]))}"
     name = f"episode {int(recording.frame_episode[frame]) + 1}, step {step}"
     return Picture(picture_source(recording.frames[frame], height), step, option, (step + 0.5) / length, facts, name)
@@ -203,10 +210,21 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
                 ("probability of ending", number(each.ends, 2)),
                 ("reward per step", f"{number(each.reward)} (all: {number(everywhere)})"),
             ]
+        curves = detail.run.curves
+        if f"option/share_{option}" in curves:
+            facts.append(("share in training", percent(curves[f"option/share_{option}"].last)))
+        if f"option/duration_{option}" in curves:
+            facts.append(("duration in training", f"{number(curves[f'option/duration_{option}'].last)} steps"))
         detail.cards.append(OptionCard(option, sentence(each, option, recording.is_discrete), facts, pictures, charts))
     detail.transitions = option_charts.transition_chart(figures)
     count = len(recording.episodes)
-    detail.when = f"{count} noise-free episode{'s' * (count > 1)} after {recording.env_steps:,} environment steps"
+    detail.when = f"{count} noise-free episode{'s' * (count > 1)} after {recording.env_steps:,} environment steps."
+    if is_greedy(detail.run):
+        detail.when += (
+            " Here an option ends where its termination probability is above one half, and the likeliest one "
+            "follows. In "
+            "training both are drawn by chance, so that options may change often there and seldom here."
+        )
 
 
 def sentence(figures: OptionFigures, option: int, is_discrete: bool) -> str:
@@ -250,8 +268,7 @@ def sentence(figures: OptionFigures, option: int, is_discrete: bool) -> str:
 
 
 def _describe_values(detail: Detail, recordings: Sequence[Recording]) -> None:
-    scale = float(detail.run.setting("model.reward_scale", 1.0) or 1.0)
-    moments: list[tuple[float, Values]] = [(each.env_steps, values(each, scale)) for each in recordings]
+    moments: list[tuple[float, Values]] = [(each.env_steps, values(each)) for each in recordings]
     last = recordings[-1]
     if not np.isfinite(moments[-1][1].estimated).all():
         detail.missing["values"] = "The recorded values are not finite."
@@ -269,16 +286,32 @@ def _describe_training(detail: Detail) -> None:
         found.append(
             charts.lines(
                 run,
-                {
-                    "option/usage_entropy": "balance of use",
-                    "option/decision_rate": "share of steps that end an option",
-                    "option/action_divergence": "how differently they act",
-                    "option/embedding_cosine": "likeness of embeddings",
-                },
-                "Are the options in use, and different?",
+                {"option/usage_entropy": "balance of use", "option/decision_rate": "steps that end an option"},
+                "Are the options in use?",
                 "0 to 1",
-                "Balance 1: all are used alike, near 0: one does everything; the second line at 1 would mean a "
-                "choice at every step.",
+                "Balance 1: all are used alike, near 0: one does everything; the other line at 1 would mean a "
+                "choice at every "
+                "step.",
+            )
+        )
+        found.append(
+            charts.lines(
+                run,
+                {"option/action_divergence": "mean over pairs", "option/action_divergence_min": "the two most alike"},
+                "Do the options act differently?",
+                "distance of actions",
+                "How far apart two options act in the same state; at 0 they do the same, and two that do the "
+                "same are one.",
+            )
+        )
+        found.append(
+            charts.lines(
+                run,
+                {"entropy/option_policy": "choice of the option", "entropy/termination": "ending"},
+                "How decided are choosing and ending?",
+                "entropy [nats]",
+                f"At 0 the networks are sure; a choice among {run.num_options} options by chance is at "
+                f"{number(float(np.log(run.num_options)))}, an ending by chance at {number(float(np.log(2)))}.",
             )
         )
         detail.usage = [each for each in found if each]

@@ -60,7 +60,7 @@ class Recording:
 
     def __init__(self, file: Path) -> None:
         try:
-            with np.load(file, allow_pickle=False) as arrays:
+            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 missing = [name for name in NEEDED if name not in arrays]
                 if missing:
                     raise ReportError(f"{file.name} lacks {', '.join(missing)}")
@@ -219,10 +219,10 @@ class Values:
     completed: np.ndarray
 
 
-def values(recording: Recording, reward_scale: float = 1.0) -> Values:
-    """Compare values with returns, in the task's own rewards (critics learn from ``reward_scale`` times them)."""
+def values(recording: Recording) -> Values:
+    """Compare values with returns; both are in units of the task's reward."""
     column = np.minimum(recording.option, recording.q.shape[1] - 1)
-    estimated = recording.q[np.arange(len(recording.step)), column].astype(float) / reward_scale
+    estimated = recording.q[np.arange(len(recording.step)), column].astype(float)
     obtained, completed, tail = (np.zeros(len(estimated)) for _ in range(3))
     for episode in recording.episodes:
         index = recording.of(episode)

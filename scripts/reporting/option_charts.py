@@ -26,8 +26,11 @@ from reporting.episodes import PHASE_BINS, OptionFigures, Recording, Values
 STRIP_RIGHT = 48
 
 
-def timeline(recording: Recording, episode: int) -> Chart:
-    """Which option runs at which step, how likely it ends there, and which one would be chosen."""
+def timeline(recording: Recording, episode: int, is_greedy: bool) -> Chart:
+    """Which option runs at which step, how likely it ends there, and which one would be chosen.
+
+    With ``is_greedy`` options end where that is more likely than not; the chart has a line there.
+    """
     index = recording.of(episode)
     step = recording.step[index]
     has_options = recording.num_options > 1
@@ -91,13 +94,18 @@ def timeline(recording: Recording, episode: int) -> Chart:
             col=1,
         )
         figure.update_yaxes(
-            autorange="reversed",
             row=1,
             col=1,
             tickvals=[f"option {k}" for k in range(recording.num_options)],
             ticktext=[str(k) for k in range(recording.num_options)],
+            # Also of options that do not run in this episode.
+            categoryorder="array",
+            categoryarray=[f"option {k}" for k in range(recording.num_options)],
+            range=[recording.num_options - 0.5, -0.5],
             title={"text": "option"},
         )
+        if is_greedy:
+            figure.add_hline(y=0.5, line={"color": LINE_COLORS[3], "dash": "dot", "width": 1}, row=2, col=1)
         figure.update_yaxes(range=[0, 1.05], row=2, col=1, title={"text": "p(end)"})
         figure.update_yaxes(range=[0, 1], row=3, col=1, title={"text": "preference"})
         course = ", ".join(f"{each.option} for {each.length}" for each in spells[:8])
@@ -122,10 +130,11 @@ def timeline(recording: Recording, episode: int) -> Chart:
     told.append(f"return {number(float(recording.reward[index].sum()))} in {len(index)} steps")
     how = "Reward at every step of the episode."
     if has_options:
+        rule = ", and ends above the dotted line" if is_greedy else ""
         how = (
-            "From top to bottom: which option runs (a bar per spell); how likely the running one ends at each step "
-            "(dots in its colour; high: it is changed there); what would be chosen next (the taller the colour, "
-            "the likelier); the reward."
+            "From top to bottom: which option runs (a bar per spell); the probability that the running one ends "
+            "at each step "
+            f"(dots in its colour{rule}); what would be chosen next (the taller the colour, the likelier); the reward."
         )
     return Chart(
         "The episode, step by step",

@@ -71,8 +71,8 @@ def compare(groups: Sequence[Group]) -> tuple[list[Chart], str]:
         return [], ""
     steps = min(lasts)
     how = (
-        "The dot is the interquartile mean over the runs, the bar its 95 % bootstrap interval (of fewer than three runs: "
-        "their least and largest); bars that overlap much do not tell the groups apart."
+        "The dot is the interquartile mean over the runs, the bar its 95 % bootstrap interval (of fewer than three "
+        "runs: their least and largest); bars that overlap much do not tell the groups apart."
     )
     for name, words, unit in (
         ("val/return", "Return", "return per episode"),

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 #: Seconds since the last record within which a run is taken for one that still goes on.
 GOING_SECONDS = 180.0
 #: Probabilities of ending are shown in so many bins of [0, 1].
-PROBABILITY_BINS = 20
+PROBABILITY_BINS = 30
 #: Callbacks that only look: runs with and without them are of one configuration.
 LOOKING_CALLBACKS = frozenset(
     {"EpisodeLog", "EpisodeVideo", "OptionDiagnostics", "RolloutWriter", "StalenessMonitor", "WorkerHealth"}
@@ -38,7 +38,7 @@ class Curve:
 
     Attributes:
         steps: [P] float64, environment steps, ascending.
-        minutes: [P] float64, wall time since the run's first record.
+        minutes: [P] float64, wall time since the run's first event file was opened.
         values: [P] float64.
     """
 
@@ -133,13 +133,14 @@ class Run:
 
     @property
     def minutes(self) -> float:
-        """From the first record to the last."""
+        """From the opening of the first event file to the last record."""
         return max((curve.minutes[-1] for curve in self.curves.values()), default=0.0)
 
     @property
     def is_going(self) -> bool:
-        """Whether it seems to go on still."""
-        return self.age < GOING_SECONDS
+        """Whether it seems to go on still: the last record is young, and not all processes have been stopped."""
+        last = {event.worker: event.event for event in self.events or []}
+        return self.age < GOING_SECONDS and not (last and set(last.values()) <= {"stop", "give_up"})
 
     def names(self, prefix: str) -> list[str]:
         """Logged names that begin so, option numbers in their order."""
@@ -241,6 +242,8 @@ def _read_logged(folder: Path, files: Sequence[Path], run: Run) -> None:
     tags: Mapping[str, Any] = events.Tags()
     scalars = {name: events.Scalars(name) for name in tags["scalars"]}
     start = min((points[0].wall_time for points in scalars.values() if points), default=0.0)
+    if scalars and 0 < events.FirstEventTimestamp() < start:  # the file is opened when the run begins
+        start = events.FirstEventTimestamp()
     for name, points in scalars.items():
         table = np.array([(p.step, (p.wall_time - start) / 60.0, p.value) for p in points], float).reshape(-1, 3)
         table = table[np.argsort(table[:, 0], kind="stable")]

@@ -48,7 +48,7 @@ def learning_curves(groups: Sequence[Group], kind: str, axis: str) -> Chart | No
                     fillcolor=faded(style["color"], 0.2),
                     **edge,
                 )
-            line = style if is_val else {**style, "width": 1, "dash": "dot"}
+            line = style if is_val else {**style, "width": 1.5, "dash": "dot"}
             figure.add_scatter(
                 x=numbers(merged.x),
                 y=numbers(merged.center),
@@ -56,7 +56,7 @@ def learning_curves(groups: Sequence[Group], kind: str, axis: str) -> Chart | No
                 line=line,
                 customdata=merged.count,
                 mode="lines+markers" if is_val and len(merged.x) <= 40 else "lines",
-                opacity=1.0 if is_val else 0.7,
+                opacity=1.0 if is_val else 0.8,
                 hovertemplate="%{y:.4g} at %{x:,.4g}, %{customdata} run(s)<extra>" + name + "</extra>",
             )
             if is_val or not any(each.startswith(name) for each in told):
@@ -66,6 +66,8 @@ def learning_curves(groups: Sequence[Group], kind: str, axis: str) -> Chart | No
                 )
     if not told:
         return None
+    if kind == "success":
+        figure.update_yaxes(range=[-0.03, 1.03])
     _mark_events(figure, groups, axis)
     title = "Return" if kind == "return" else "Success"
     what = "Higher is better" if kind == "return" else "1 means that every episode reached the goal"

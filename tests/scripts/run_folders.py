@@ -39,8 +39,8 @@ def write_run(
 def write_events(folder, num_options, gain, seed, has_health, has_histograms):
     rng = np.random.default_rng(seed)
     with SummaryWriter(str(folder)) as writer:
-        for index, step in enumerate(range(200, STEPS + 1, 200)):
-            done, time = step / STEPS, 1e9 + 3.0 * index
+        for index, step in enumerate(range(500, STEPS + 1, 500)):
+            done, time = step / STEPS, 1e9 + 7.5 * index
             values = {
                 "rollout/return": gain * done + 0.1 * rng.normal(),
                 "rollout/success": done * 0.8,
@@ -60,11 +60,11 @@ def write_events(folder, num_options, gain, seed, has_health, has_histograms):
             if has_health:
                 values |= {f"memory/{name}_gb": 0.5 for name in ("learner", "worker_0", "worker_1")}
                 values |= {f"cpu/{name}": 0.9 for name in ("learner", "worker_0", "worker_1")}
-            if index % 20 == 19:
+            if index % 8 == 7:
                 values |= {"val/return": gain * done, "val/success": done, "val/length": float(EPISODE)}
             for name, value in values.items():
                 writer.add_scalar(name, value, step, walltime=time)
-            if has_histograms and num_options > 1 and index % 5 == 0:
+            if has_histograms and num_options > 1 and index % 10 == 0:
                 for k in range(num_options):
                     writer.add_histogram(f"termination/option_{k}", rng.beta(1 + k, 5, 200), step, walltime=time)
 
