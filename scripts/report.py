@@ -34,9 +34,10 @@ def write_page(html: str, file: Path) -> None:
     Raises:
         ReportError: the file cannot be written.
     """
+    name, file = file, file.resolve()  # of a link, what it points to is replaced
+    if file.exists() and not file.is_file():
+        raise ReportError(f"--output {name} is no file that could be replaced; name one, such as report.html")
     try:
-        if file.is_dir():
-            raise IsADirectoryError(0, "is a folder; name a file, such as report.html")
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as stream:
             try:
                 stream.write(html)
@@ -47,7 +48,7 @@ def write_page(html: str, file: Path) -> None:
                 Path(stream.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise ReportError(f"--output {file} cannot be written: {error.strerror or error}") from error
+        raise ReportError(f"--output {name} cannot be written: {error.strerror or error}") from error
 
 
 def _umask() -> int:

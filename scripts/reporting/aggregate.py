@@ -79,12 +79,12 @@ def probability_of_improvement(first: Sequence[float], second: Sequence[float]) 
 
 
 def value_at(run: Run, name: str, steps: float) -> float:
-    """The last value of a logged name at or before so many environment steps; NaN where there is none."""
+    """The last value of a logged name at or before so many environment steps, or else its first; NaN without any."""
     curve = run.curves.get(name)
     if curve is None:
         return float("nan")
     index = int(np.searchsorted(curve.steps, steps, side="right")) - 1
-    return float(curve.values[index]) if index >= 0 else float("nan")
+    return float(curve.values[max(0, index)])
 
 
 @dataclass(frozen=True)

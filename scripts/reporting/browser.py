@@ -32,6 +32,8 @@ ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+#: Milliseconds for anything that the browser does: a machine that also trains may be slow.
+PATIENCE = 120_000
 #: Between headings there is no element around a part; this makes one.
 WRAP = """name => {
   const section = document.getElementById(name);
@@ -71,7 +73,9 @@ def chromium() -> Iterator[Any]:
     if program is None:
         raise ReportError("--png needs Chromium: apt-get install --no-install-recommends chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS), headless=True)
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(ARGUMENTS), headless=True, timeout=PATIENCE
+        )
         try:
             yield browser
         finally:
@@ -103,6 +107,7 @@ def take_pictures(
             color_scheme="dark" if is_dark else "light",
             reduced_motion="reduce",
         )
+        page.set_default_timeout(PATIENCE)
         page.goto(page_file.as_uri())
         page.evaluate("drawAll()")
         page.add_style_tag(content="nav { display: none !important; } h2, h3 { margin-top: 8px; border: 0; }")

@@ -99,7 +99,7 @@ def numbers(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def percent(share: float) -> str:
     """For sentences and tables."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -180,9 +180,7 @@ def _picture(recording: Recording, frame: int, length: int, height: int) -> Pict
     if recording.num_options > 1:
         facts += f", option {option}"
         if recording.switched[at]:
-            facts += " was chosen" + (
-                "" if np.isnan(ends) else f", where option {before} ended with probability {ends:.2f}"
-            )
+            facts += " was chosen" + ("" if np.isnan(ends) else f": option {before} ended with probability {ends:.2f}")
         elif not np.isnan(ends):
             facts += f" goes on, termination probability {ends:.2f}"
     facts += f", reward {number(float(recording.reward[at]))}"
@@ -198,15 +196,16 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
         if each.share > 0:
             charts = [option_charts.phase_chart(each, option)]
             actions = option_charts.action_chart(each, option, recording.is_discrete)
-            charts += [actions] if actions else []
+            charts += [actions] if actions and each.share < 1 else []
         pictures = [
             _picture(recording, frame, len(recording.of(int(recording.frame_episode[frame]))), 120)
             for frame in characteristic_frames(recording, option)
         ]
-        facts = [("share of time", percent(each.share)), ("spells", str(each.spells))]
+        spells = f"{each.spells}, {each.cut} cut by an episode's end" if each.cut else str(each.spells)
+        facts = [("share of time", percent(each.share)), ("spells", spells)]
         if each.share > 0:
             facts += [
-                ("mean duration", f"{number(each.duration)} steps"),
+                ("mean duration", in_steps(each.duration)),
                 ("probability of ending", number(each.ends, 2)),
                 ("reward per step", f"{number(each.reward)} (all: {number(everywhere)})"),
             ]
@@ -214,7 +213,7 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
         if f"option/share_{option}" in curves:
             facts.append(("share in training", percent(curves[f"option/share_{option}"].last)))
         if f"option/duration_{option}" in curves:
-            facts.append(("duration in training", f"{number(curves[f'option/duration_{option}'].last)} steps"))
+            facts.append(("duration in training", in_steps(curves[f"option/duration_{option}"].last)))
         detail.cards.append(OptionCard(option, sentence(each, option, recording.is_discrete), facts, pictures, charts))
     detail.transitions = option_charts.transition_chart(figures)
     count = len(recording.episodes)
@@ -222,16 +221,21 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
     if is_greedy(detail.run):
         detail.when += (
             " Here an option ends where its termination probability is above one half, and the likeliest one "
-            "follows. In "
-            "training both are drawn by chance, so that options may change often there and seldom here."
+            "follows. In training both are drawn by chance, so that options may change often there and seldom here."
         )
+
+
+def in_steps(duration: float) -> str:
+    """A number of steps in words."""
+    text = number(duration, 2)
+    return f"{text} step{'' if text == '1' else 's'}"
 
 
 def sentence(figures: OptionFigures, option: int, is_discrete: bool) -> str:
     """An option in plain words."""
     if figures.share == 0:
         return "It never ran in these episodes."
-    words = [f"It runs {percent(figures.share)} of the time, {number(figures.duration, 2)} steps at a time"]
+    words = [f"It runs {percent(figures.share)} of the time, {in_steps(figures.duration)} at a time"]
     phases = figures.phases / max(1e-9, float(figures.phases.sum()))
     thirds = {"early": phases[:3].sum(), "in the middle": phases[3:7].sum(), "late": phases[7:].sum()}
     expected = {"early": 0.3, "in the middle": 0.4, "late": 0.3}
@@ -262,6 +266,8 @@ def sentence(figures: OptionFigures, option: int, is_discrete: bool) -> str:
             )
             + "."
         )
+    elif figures.share == 1:
+        text += " No other option ran with which its actions could be compared."
     else:
         text += " On average its actions hardly differ from those of the others."
     return text
@@ -290,8 +296,7 @@ def _describe_training(detail: Detail) -> None:
                 "Are the options in use?",
                 "0 to 1",
                 "Balance 1: all are used alike, near 0: one does everything; the other line at 1 would mean a "
-                "choice at every "
-                "step.",
+                "choice at every step.",
             )
         )
         found.append(
@@ -300,8 +305,7 @@ def _describe_training(detail: Detail) -> None:
                 {"option/action_divergence": "mean over pairs", "option/action_divergence_min": "the two most alike"},
                 "Do the options act differently?",
                 "distance of actions",
-                "How far apart two options act in the same state; at 0 they do the same, and two that do the "
-                "same are one.",
+                "How far apart two options act in the same state; at 0 they do the same.",
             )
         )
         found.append(

@@ -119,8 +119,9 @@ class OptionFigures:
 
     Attributes:
         share: of the steps.
-        duration: mean steps of its completed spells; of all of them where none was completed; NaN without a spell.
+        duration: mean steps of its spells, those that the end of an episode cut short among them; NaN without a spell.
         spells: how many.
+        cut: how many of them an episode's end has ended.
         phases: [PHASE_BINS], share of the steps in that part of the episodes at which it runs.
         follows: [K], share of its ends after which option j was chosen; all 0 where it never ended.
         ends: mean probability of ending at the steps at which it might; NaN where unknown.
@@ -132,6 +133,7 @@ class OptionFigures:
     share: float
     duration: float
     spells: int
+    cut: int
     phases: np.ndarray
     follows: np.ndarray
     ends: float
@@ -157,7 +159,6 @@ def option_figures(recording: Recording, most_components: int = 6) -> list[Optio
     for option in range(num_options):
         here = recording.option == option
         own = [spell for spell in spells if spell.option == option]
-        counted = [spell.length for spell in own if spell.is_complete] or [spell.length for spell in own]
         ends = recording.termination[recording.arriving == option]
         ends = ends[np.isfinite(ends)]
         components: list[int] = []
@@ -168,8 +169,9 @@ def option_figures(recording: Recording, most_components: int = 6) -> list[Optio
         found.append(
             OptionFigures(
                 share=float(here.mean()),
-                duration=float(np.mean(counted)) if counted else float("nan"),
+                duration=float(np.mean([spell.length for spell in own])) if own else float("nan"),
                 spells=len(own),
+                cut=sum(not spell.is_complete for spell in own),
                 phases=np.bincount(phase[here], minlength=PHASE_BINS) / per_phase,
                 follows=follows[option],
                 ends=float(ends.mean()) if len(ends) else float("nan"),

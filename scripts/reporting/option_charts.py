@@ -130,11 +130,10 @@ def timeline(recording: Recording, episode: int, is_greedy: bool) -> Chart:
     told.append(f"return {number(float(recording.reward[index].sum()))} in {len(index)} steps")
     how = "Reward at every step of the episode."
     if has_options:
-        rule = ", and ends above the dotted line" if is_greedy else ""
+        rule = "; above the dotted line it ends" if is_greedy else ""
         how = (
-            "From top to bottom: which option runs (a bar per spell); the probability that the running one ends "
-            "at each step "
-            f"(dots in its colour{rule}); what would be chosen next (the taller the colour, the likelier); the reward."
+            "From top to bottom: which option runs (a bar per spell); the probability that the running one ends at "
+            f"each step (dots in its colour{rule}); what would be chosen next (the taller, the likelier); the reward."
         )
     return Chart(
         "The episode, step by step",

@@ -102,7 +102,10 @@ def compare(groups: Sequence[Group]) -> tuple[list[Chart], str]:
                     is_chance=True,
                 )
             )
-    text = f"All runs as they were at {steps:,.0f} environment steps, which every one of them has reached"
+    text = (
+        f"Every run as its last evaluation up to {steps:,.0f} environment steps found it (or its first one, where that "
+        "came later): so far all of them have got"
+    )
     tasks = {run.task for run in runs}
     if len(tasks) > 1:
         text += "; the groups are of different tasks, whose returns cannot be compared"
