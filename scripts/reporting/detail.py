@@ -17,6 +17,8 @@ from reporting.episodes import OptionFigures, Recording, Values, characteristic_
 from reporting.runs import Group, ReportError, Run
 
 ADD_VIDEO = "add `--trainer.callbacks+=EpisodeVideo` to the command of the run"
+#: Recorded episodes below which figures of options are said to rest on few.
+FEW_EPISODES = 5
 ADD_HEALTH = "the callback `WorkerHealth` writes them"
 
 
@@ -201,8 +203,9 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
             _picture(recording, frame, len(recording.of(int(recording.frame_episode[frame]))), 120)
             for frame in characteristic_frames(recording, option)
         ]
-        spells = f"{each.spells}, {each.cut} cut by an episode's end" if each.cut else str(each.spells)
-        facts = [("share of time", percent(each.share)), ("spells", spells)]
+        facts = [("share of time", percent(each.share)), ("spells", str(each.spells))]
+        if each.cut:
+            facts.append(("cut by the episode's end", str(each.cut)))
         if each.share > 0:
             facts += [
                 ("mean duration", in_steps(each.duration)),
@@ -218,6 +221,11 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
     detail.transitions = option_charts.transition_chart(figures)
     count = len(recording.episodes)
     detail.when = f"{count} noise-free episode{'s' * (count > 1)} after {recording.env_steps:,} environment steps."
+    if count < FEW_EPISODES:
+        detail.when += (
+            " These are few: that options differ may also come from the goals and states of the episodes in which "
+            "they ran (more: EpisodeVideo.episodes)."
+        )
     if is_greedy(detail.run):
         detail.when += (
             " Here an option ends where its termination probability is above one half, and the likeliest one "

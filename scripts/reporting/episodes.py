@@ -184,8 +184,9 @@ def option_figures(recording: Recording, most_components: int = 6) -> list[Optio
 
 
 def characteristic_frames(recording: Recording, option: int, most: int = 3) -> list[int]:
-    """Indices of frames that show an option: those nearest the middle of its longest spells, of different ones."""
-    chosen: list[int] = []
+    """Indices of frames that show an option: from the middle of its longest spells, then from their ends and starts."""
+    middles: list[int] = []
+    edges: list[int] = []
     spells = [spell for spell in recording.spells() if spell.option == option]
     for spell in sorted(spells, key=lambda each: -each.length):
         episode, step = int(recording.episode[spell.first]), int(recording.step[spell.first])
@@ -196,10 +197,10 @@ def characteristic_frames(recording: Recording, option: int, most: int = 3) -> l
         )
         if len(inside):
             middle = step + (spell.length - 1) / 2
-            chosen.append(int(inside[np.argmin(np.abs(recording.frame_step[inside] - middle))]))
-        if len(chosen) == most:
-            break
-    return sorted(chosen)
+            middles.append(int(inside[np.argmin(np.abs(recording.frame_step[inside] - middle))]))
+            edges += [int(inside[-1]), int(inside[0])]
+    chosen = list(dict.fromkeys(middles + edges))
+    return sorted(chosen[:most])
 
 
 @dataclass(frozen=True)
