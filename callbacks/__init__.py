@@ -6,8 +6,10 @@ from callbacks.episode_log import EpisodeLog
 from callbacks.episode_video import EpisodeVideo
 from callbacks.novelty import NoveltyBonus
 from callbacks.option_diagnostics import OptionDiagnostics
+from callbacks.pipeline_throughput import PipelineThroughput
 from callbacks.policy_publisher import PolicyPublisher
 from callbacks.progress import TrainingProgress
+from callbacks.q_range import QRange
 from callbacks.rollout_writer import RolloutWriter
 from callbacks.signals import OrderlyStop
 from callbacks.staleness_monitor import StalenessMonitor
@@ -21,7 +23,9 @@ __all__ = [
     "NoveltyBonus",
     "OptionDiagnostics",
     "OrderlyStop",
+    "PipelineThroughput",
     "PolicyPublisher",
+    "QRange",
     "RolloutWriter",
     "RunCheckpoint",
     "StalenessMonitor",

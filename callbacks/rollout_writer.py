@@ -27,8 +27,8 @@ class RolloutWriter(BasePredictionWriter):
     Arrays over all S steps of all episodes, which follow one another: ``obs`` [S, O] raw, ``action`` [S, A] in [-1, 1]
     (or the number of a discrete action), ``option`` [S], ``switched`` [S] (the option was chosen at this step),
     ``reward`` [S], ``terminated`` [S], ``truncated`` [S], ``success`` [S] (NaN where the task has none), ``next_obs``
-    [S, O], ``episode`` [S] and ``step`` [S], both from 0, and ``image`` [S, C, H, W] where the task has images. Besides
-    ``env_steps`` and ``updates`` of the policy, each of one number.
+    [S, O], ``episode`` [S] and ``step`` [S], both from 0, and where the task has them ``image`` [S, C, H, W] and the
+    privileged ``states`` [S, P]. Besides ``env_steps`` and ``updates`` of the policy, each of one number.
 
     Args:
         path: the file; None: ``rollouts.npz`` in the folder of the run. One that exists is never replaced.

@@ -1615,6 +1615,8 @@ class ReplayDataModule(pl.LightningDataModule):
             if self.stop_requested():
                 return None
             if generation != worker.generation:  # also after a restart: the request died with the process
+                if generation >= 0 and record is not None and record.get("film"):
+                    raise WorkerError("the evaluator ended while it took images (its log is evaluator.log)")
                 generation = worker.generation
                 request: dict[str, Any] = {
                     "request": self._eval_requests,

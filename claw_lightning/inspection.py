@@ -86,7 +86,7 @@ def action_divergence(actor: OptionActor, raw: Tensor) -> Tensor:
         kl = (log_probs.exp().unsqueeze(2) * ratio).sum(-1)
     elif actor.kind == "gaussian":
         mean, std = actor.gaussian(raw)
-        (m, s), (n, t) = ((x.unsqueeze(axis) for x in (mean, std)) for axis in (2, 1))
+        (m, s), (n, t) = ([x.unsqueeze(axis) for x in (mean, std)] for axis in (2, 1))
         kl = ((t / s).log() + (s.square() + (m - n).square()) / (2.0 * t.square()) - 0.5).sum(-1)
     else:
         action = actor.mean_action(raw).float()

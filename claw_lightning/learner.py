@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -45,6 +46,8 @@ class Learner(pl.LightningModule):
         #: The ranks of the run, see :mod:`claw_lightning.ranks`; this one alone outside of runs.
         self.ranks: Ranks = SINGLE
         self._checked = 0
+        #: Seconds spent in each phase, where a callback wants to know; whoever reads them empties it. None: not kept.
+        self.phase_seconds: dict[str, float] | None = None
         #: Set when a loss stopped being finite: nothing of that state is saved.
         self.diverged = False
 
@@ -89,11 +92,29 @@ class Learner(pl.LightningModule):
             else:
                 each.optimizer.step()
 
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters of each optimiser, by the name that its losses and settings carry."""
+        wrapped: Any = self.optimizers()
+        return {
+            name: [p for group in each.optimizer.param_groups for p in group["params"]]
+            for name, each in zip(self._optimizer_names, wrapped, strict=True)
+        }
+
     def phase(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """A part of the update for Lightning's profilers, as ``[OptionCritic]<name>``."""
+        """A part of the update for Lightning's profilers, as ``[OptionCritic]<name>``, and for ``phase_seconds``."""
         if self._trainer is None:
             return contextlib.nullcontext()
-        return self.trainer.profiler.profile(f"[{type(self).__name__}]{name}")  # type: ignore[attr-defined]
+        profiled = self.trainer.profiler.profile(f"[{type(self).__name__}]{name}")  # type: ignore[attr-defined]
+        return profiled if self.phase_seconds is None else self._timed(name, profiled)
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, profiled: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        started = time.perf_counter()
+        with profiled:
+            yield
+        if self.phase_seconds is not None:
+            spent = time.perf_counter() - started
+            self.phase_seconds[name] = self.phase_seconds.get(name, 0.0) + spent
 
     def callbacks(self) -> list[UpdateCallback]:
         """Callbacks that act between updates."""

@@ -22,6 +22,42 @@ log = logging.getLogger(__name__)
 RETRY = 60.0
 
 
+#: Charts of TensorBoard's tab "Custom scalars": by group and title, patterns of logged names.
+LAYOUT = {
+    "returns": {
+        "training episodes": ["Multiline", ["rollout/return"]],
+        "evaluation": ["Multiline", ["val/return", "val/student_return"]],
+        "success": ["Multiline", ["rollout/success", "val/success"]],
+    },
+    "options": {
+        "shares": ["Multiline", [r"option/share_\d+"]],
+        "durations": ["Multiline", [r"option/duration_\d+", "option/mean_duration"]],
+        "decisions": ["Multiline", ["option/decision_rate", "option/beta$", "option/beta_extreme"]],
+        "entropies": ["Multiline", ["entropy/.*", "option/usage_entropy"]],
+        "differences": ["Multiline", ["option/action_divergence.*", "option/embedding_cosine.*"]],
+    },
+    "critics": {
+        "values": ["Margin", ["q/p50", "q/p05", "q/p95"]],
+        "range": ["Multiline", ["q/min", "q/max", "q/target_min", "q/target_max"]],
+        "disagreement": ["Multiline", ["q/disagreement"]],
+        "losses": ["Multiline", ["loss/.*"]],
+        "gradients": ["Multiline", ["grad_norm/.*"]],
+    },
+    "pipeline": {
+        "rates": ["Multiline", ["time/env_steps_per_s", "time/updates_per_s"]],
+        "who waits": ["Multiline", ["rate/learner_wait", "rate/worker_wait"]],
+        "learner's time": ["Multiline", ["learner/.*"]],
+        "workers' time": ["Multiline", ["phase/.*"]],
+        "staleness": ["Multiline", ["staleness/mean", "staleness/collection"]],
+    },
+    "health": {
+        "memory": ["Multiline", ["memory/.*_gb"]],
+        "processors": ["Multiline", ["cpu/.*"]],
+        "workers": ["Multiline", ["worker/.*"]],
+    },
+}
+
+
 def _quiet(args: threading.ExceptHookArgs, before: Callable[..., Any] = threading.excepthook) -> None:
     """Keep the last words of TensorBoard's writer thread off the screen; RunLogger says in one line what it died of."""
     if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
@@ -32,18 +68,20 @@ threading.excepthook = _quiet
 
 
 def each_tensorboard(trainer: pl.Trainer, write: Callable[[Any], Any]) -> None:
-    """Call ``write`` with the ``SummaryWriter`` of every TensorBoard logger of a run, on the first rank.
+    """Call ``write`` with every ``SummaryWriter`` among a run's loggers, or what has its methods, on the first rank.
 
     For what Lightning's loggers have no method for: histograms, images. A disk that is full ends no run by it.
     """
-    if not trainer.is_global_zero:
+    if not getattr(trainer, "is_global_zero", True):
         return
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger):
             logger.attempt(write)
-        elif isinstance(logger, TensorBoardLogger):
+            continue
+        writer = getattr(logger, "experiment", None)
+        if hasattr(writer, "add_histogram"):
             with suppress(OSError):
-                write(logger.experiment)
+                write(writer)
 
 
 class RunLogger(TensorBoardLogger):
@@ -55,6 +93,7 @@ class RunLogger(TensorBoardLogger):
 
     _silent_until = 0.0
     _is_claimed = False
+    _has_layout = False
     #: The command whose folder this is; the data module sets it.
     command = "fit"
 
@@ -116,6 +155,9 @@ class RunLogger(TensorBoardLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """As TensorBoardLogger; an OSError is logged."""
         self._try(self.claim)  # where nobody has
+        if not self._has_layout and self.command == "fit":
+            self._has_layout = True
+            self._try(lambda: self.experiment.add_custom_scalars(LAYOUT))
         self._try(lambda: super(RunLogger, self).log_metrics(metrics, step))
 
     @rank_zero_only

@@ -581,7 +581,8 @@ class OptionCritic(Learner):
                     callback.on_update_end(self.trainer, self)
         if batch.places is not None and self._errors is not None:
             self.trainer.datamodule.update_priorities(batch.places, torch.stack(self._errors))  # type: ignore[attr-defined]
-        self.log_training()
+        with self.phase("log_training"):
+            self.log_training()
         if self.trainer.datamodule.finished:  # type: ignore[attr-defined]
             end_run(self.trainer)
 

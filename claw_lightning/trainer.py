@@ -27,7 +27,10 @@ def shipped_callbacks(
     """
     import callbacks
 
-    wanted: list[type[pl.Callback]] = [callbacks.OrderlyStop, callbacks.WorkerHealth, callbacks.OptionDiagnostics]
+    wanted: list[type[pl.Callback]] = [
+        callbacks.OrderlyStop, callbacks.WorkerHealth, callbacks.OptionDiagnostics, callbacks.QRange,
+        callbacks.PipelineThroughput,
+    ]  # fmt: skip
     if saves:
         wanted.append(callbacks.RunCheckpoint)  # also keeps Lightning from adding its own, which saves at epochs
     if has_bar and not any(isinstance(each, ProgressBar) for each in chosen):

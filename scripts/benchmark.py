@@ -6,7 +6,7 @@ What counts are ratios of one run: arms take turns (A B C A B C ...), a ratio is
 the median over the rounds and the least and largest. One thread, the garbage collector off while the clock runs, a
 first round that does not count. Absolute figures are for scale only: a machine drifts by more than most differences.
 
-Suite ``collect``: see benchmark_collect.py.
+Suite ``collect``: see benchmark_collect.py. Suite ``callbacks``: see benchmark_callbacks.py.
 
 Suite ``replay``: rows of HandReach (observation 93, action 20, float32, episodes of 50 steps in 16 lanes) that lie in
 the shared-memory ring as workers write them, sampled by :class:`~claw_lightning.replay.memory.ReplayMemory`. The floor
@@ -47,6 +47,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from benchmark_callbacks import CALLBACK_ROWS, add_callback_arguments, check_callback_arguments, run_callbacks
 from benchmark_collect import COLLECT_ROWS, add_collect_arguments, check_collect_arguments, run_collect
 from measuring import CLOCKS, DISTRIBUTIONS, Arms, Bench, Call, Results, Row, Target, one_line
 from torch import Tensor
@@ -631,6 +632,13 @@ SUITES = {
         run_collect,
         add_collect_arguments,
         check_collect_arguments,
+    ),
+    "callbacks": Suite(
+        "what diagnostics cost the learner",
+        CALLBACK_ROWS,
+        run_callbacks,
+        add_callback_arguments,
+        check_callback_arguments,
     ),
 }
 

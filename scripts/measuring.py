@@ -212,9 +212,16 @@ class Bench:
     def run(self, group: str, arms: Arms) -> None:
         """Measure a group's arms and form its rows."""
         print(f"{group}: {', '.join(arms)}", file=sys.stderr, flush=True)
-        rates = interleave(arms, self.args.rounds, self.args.seconds, CLOCKS[self.args.clock])
+        self.keep_rates(group, interleave(arms, self.args.rounds, self.args.seconds, CLOCKS[self.args.clock]))
+
+    def keep_rates(self, group: str, rates: dict[str, list[float]]) -> None:
+        """Form the rows of a group whose rates were measured elsewhere."""
         self.results.add_rates(group, rates)
-        self.results.add_rows(self.rows, group, rates, self._absent)
+        self.keep_figures(group, rates)
+
+    def keep_figures(self, group: str, figures: dict[str, list[float]]) -> None:
+        """Form the rows of a group of figures that are no rates: per arm one for each round."""
+        self.results.add_rows(self.rows, group, figures, self._absent)
         self._finish()
 
     def keep_bytes(self, group: str, sizes: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -546,3 +547,19 @@ def test_what_is_named_as_an_interpreter_and_is_none_is_told_with_its_key(
         data.describe()
     assert all(each in str(error.value) for each in [*said, str(wrapper), "describe.log"]), str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_listeners_hear_of_workers_in_plain_words():
+    data, heard = make_data(), []
+    data.worker_listeners.append(lambda *told: heard.append(told))
+    worker = SimpleNamespace(command=SimpleNamespace(settings={"worker": 1}))
+    data._on_event("start", worker, pid=5, generation=0)
+    data._on_event("failure", worker, pid=5, what="was silent", head=3, delay=0.0, cause="hang")
+    data._on_event("start", worker, pid=6, generation=1)
+    data._on_event("recycle", worker, pid=6, head=40)
+    data._on_event("lost", worker, pid=6, what="ended", reason="budget spent", cause="death")
+    assert heard == [
+        ("start", "worker_1", "pid 5"), ("hang", "worker_1", "was silent"), ("restart", "worker_1", "pid 6"),
+        ("recycle", "worker_1", "after 40 vector steps"), ("death", "worker_1", "ended"),
+        ("give_up", "worker_1", "budget spent"),
+    ]  # fmt: skip

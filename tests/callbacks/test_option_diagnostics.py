@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import distributions
 
 from callbacks import OptionDiagnostics
@@ -143,11 +142,9 @@ def test_divergence_of_distributions_is_that_of_torch(kind):
 def test_histograms_hold_the_arriving_options_probabilities():
     written = {}
 
-    class Writer(TensorBoardLogger):
-        experiment = SimpleNamespace(add_histogram=lambda name, values, step, bins: written.update({name: values}))
-
+    experiment = SimpleNamespace(add_histogram=lambda name, values, step, bins: written.update({name: values}))
     module = make_module(num_options=2, build=True)
-    trainer = SimpleNamespace(is_global_zero=True, loggers=[Writer("x")])
+    trainer = SimpleNamespace(is_global_zero=True, loggers=[SimpleNamespace(experiment=experiment)])
     diagnostics = OptionDiagnostics()
     diagnostics.setup(trainer, module, "fit")
     batch = make_batch(1, previous_option=np.array([[0, 0, 0, 1, 1, -1, -1, -1]]))

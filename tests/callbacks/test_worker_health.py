@@ -1,5 +1,6 @@
 """Supervision between updates; memory, processor share and threads of fake processes and of a real one."""
 
+import csv
 import os
 import subprocess
 import sys
@@ -263,3 +264,35 @@ def test_wrong_settings_are_named(name, value):
 def test_a_limit_of_no_growth_at_all_is_refused():
     with pytest.raises(ConfigError, match=r"WorkerHealth\.growth_limit_gb"):
         WorkerHealth(growth_limit_gb=0.0)
+
+
+def test_what_happens_to_workers_is_a_line_each(tmp_path):
+    data = SimpleNamespace(worker_listeners=[], env_steps=7, run_folder=tmp_path, ranks=SimpleNamespace(rank=0))
+    trainer, health = SimpleNamespace(datamodule=data, fast_dev_run=False), WorkerHealth()
+    health.setup(trainer, None, "fit")
+    health.on_fit_start(trainer, None)
+    [listener] = data.worker_listeners
+    listener("death", "worker_0", "worker 0 ended\nwith a comma, and two lines")
+    data.env_steps = 9
+    listener("restart", "worker_0", "pid 5")
+    with (tmp_path / "worker_events.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["env_steps"], row["worker"], row["event"], row["detail"]) for row in rows] == [
+        ("7", "worker_0", "death", "worker 0 ended with a comma, and two lines"),
+        ("9", "worker_0", "restart", "pid 5"),
+    ]
+    assert 0 <= float(rows[0]["seconds"]) < 60
+    health.teardown(trainer, None, "fit")
+    assert data.worker_listeners == []
+
+
+def test_a_folder_that_cannot_be_written_ends_the_lines_alone(tmp_path, caplog):
+    data = SimpleNamespace(
+        worker_listeners=[], env_steps=7, run_folder=tmp_path / "gone", ranks=SimpleNamespace(rank=1)
+    )
+    trainer, health = SimpleNamespace(datamodule=data, fast_dev_run=False), WorkerHealth()
+    health.setup(trainer, None, "fit")
+    health.on_fit_start(trainer, None)
+    for _ in range(2):
+        data.worker_listeners[0]("start", "worker_0", "")
+    assert caplog.text.count("rank_1_worker_events.csv cannot be written") == 1

@@ -482,3 +482,19 @@ def test_sizes_that_no_memory_holds_are_one_line(monkeypatch, capsys):
     assert benchmark.main(["collect"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "86.1 GiB" in line and "take smaller sizes" in line
+
+
+def test_a_whole_run_of_callbacks_has_both_rows_and_a_share_of_each(monkeypatch, capsys):
+    room = sys.modules["benchmark_callbacks"]
+    monkeypatch.setattr(room, "BATCH", 8)
+    monkeypatch.setattr(room, "LOG_EVERY", 2)
+    monkeypatch.setitem(room.SETTINGS, "hidden_sizes", [8])
+    monkeypatch.setitem(room.SETTINGS, "option_hidden_sizes", [8])
+    monkeypatch.setitem(room.SETTINGS, "option_batch_size", 0)
+    assert benchmark.main(["callbacks", "--rounds", "1", "--steps", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert "| callbacks/run_time |" in out and "| callbacks/share_of_hooks |" in out
+    for name in ("OptionDiagnostics", "QRange", "PipelineThroughput", "WorkerHealth"):
+        assert f"{name}: " in err
+    with pytest.raises(SystemExit):
+        benchmark.main(["callbacks", "--steps", "1"])

@@ -1,11 +1,13 @@
 """EnvPoolEnv on the real simulators."""
 
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from claw_lightning.rollout.envs import EnvError, EnvPoolEnv, EnvSpec, make_env
+from claw_lightning.rollout.envs import EnvError, EnvPoolEnv, EnvSpec, envpool_env, make_env
+from tests.runs import ROOT
 
 envpool = pytest.importorskip("envpool")
 
@@ -249,3 +251,33 @@ def test_missing_package_names_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(EnvError, match="pip install envpool"):
         EnvPoolEnv("Pendulum-v1", 1, 0)
+
+
+def test_images_of_the_simulation_itself_change_nothing():
+    # In a process of its own: OpenGL has to be there before EnvPool is imported.
+    code = """
+import numpy as np
+from claw_lightning.rollout.envs.base import EnvError, make_env
+drawn, plain = (make_env("EnvPoolEnv", {"task": "HandReachDense-v3"}, 1, 0, rendering) for rendering in (True, False))
+assert plain.render(0) is None
+drawn.reset(3), plain.reset(3)
+for _ in range(3):
+    try:
+        image = drawn.render(0)
+    except EnvError as error:
+        assert "EGL" in str(error)
+        print("no driver")
+        break
+    assert image.shape == (480, 480, 3) and image.dtype == np.uint8 and image.std() > 5
+    action = np.ones((1, 20), np.float32)
+    assert (drawn.step(action).obs == plain.step(action).obs).all()
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
+
+
+def test_where_opengl_came_too_late_images_are_refused_in_one_line(monkeypatch):
+    env = EnvPoolEnv("Pendulum-v1", render_mode="rgb_array")
+    monkeypatch.setattr(envpool_env, "_opengl_is_loaded", False)
+    with pytest.raises(EnvError, match="cannot be drawn here.*EGL"):
+        env.render(0)
+    env.close()
