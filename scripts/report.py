@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--png", type=Path, metavar="FOLDER", help="also write parts of the page as pictures (needs Chromium)"
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="which ones (default: all)")
-    parser.add_argument("--width", type=int, default=900, help="of the pictures, in px (default: 900)")
+    parser.add_argument("--width", type=int, default=1080, help="of the pictures, in px (default: 1080)")
     parser.add_argument("--dark", action="store_true", help="pictures in the dark scheme")
     args = parser.parse_args(arguments)
     if args.moments < 1:

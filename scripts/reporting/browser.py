@@ -42,6 +42,7 @@ WRAP = """name => {
   if (!head) return null;
   const box = document.createElement("div");
   head.before(box);
+  box.style.padding = "4px 0 12px";
   for (let next = head; next && (next === head || !next.matches("[data-part]"));) {
     const after = next.nextElementSibling;
     box.append(next);
@@ -83,7 +84,7 @@ def chromium() -> Iterator[Any]:
 
 
 def take_pictures(
-    browser: Any, html: str, folder: Path, parts: Sequence[str], width: int = 900, is_dark: bool = False
+    browser: Any, html: str, folder: Path, parts: Sequence[str], width: int = 1080, is_dark: bool = False
 ) -> list[Path]:
     """Write ``<part>.png`` for every part that the page has; files of these names are replaced.
 
@@ -110,7 +111,7 @@ def take_pictures(
         page.set_default_timeout(PATIENCE)
         page.goto(page_file.as_uri())
         page.evaluate("drawAll()")
-        page.add_style_tag(content="nav { display: none !important; } h2, h3 { margin-top: 8px; border: 0; }")
+        page.add_style_tag(content="nav { display: none !important; } h2, h3 { margin-top: 0; border: 0; padding: 0; }")
         for part in parts:
             element = page.evaluate_handle(WRAP, part).as_element()
             if element is None:

@@ -218,7 +218,10 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
         if f"option/duration_{option}" in curves:
             facts.append(("duration in training", in_steps(curves[f"option/duration_{option}"].last)))
         detail.cards.append(OptionCard(option, sentence(each, option, recording.is_discrete), facts, pictures, charts))
-    detail.transitions = option_charts.transition_chart(figures)
+    if any(each.follows.any() for each in figures):
+        detail.transitions = option_charts.transition_chart(figures)
+    else:
+        detail.missing["transitions"] = "No option ended before its episode did, so none followed another one."
     count = len(recording.episodes)
     detail.when = f"{count} noise-free episode{'s' * (count > 1)} after {recording.env_steps:,} environment steps."
     if count < FEW_EPISODES:
@@ -346,6 +349,8 @@ def _describe_training(detail: Detail) -> None:
         "run away.",
     )
     detail.values += [quantiles] if quantiles else []
+    if "q/p50" not in run.curves:
+        detail.missing["q"] = "The range of action values was not logged: the callback `QRange` does that."
     lag = [
         charts.lines(
             run,
@@ -381,6 +386,14 @@ def _describe_training(detail: Detail) -> None:
             "Where the workers' time goes",
             "share of time",
             "Of the workers' time: simulating, inferring actions, writing, fetching parameters, waiting.",
+        ),
+        charts.by_process(
+            run,
+            "learner/",
+            "",
+            "Where the learner's time goes",
+            "share of time",
+            "Of the learner's time, waiting for experience left out; a large share of anything but learning is lost.",
         ),
         charts.by_process(
             run,

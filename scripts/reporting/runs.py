@@ -19,7 +19,16 @@ GOING_SECONDS = 180.0
 PROBABILITY_BINS = 30
 #: Callbacks that only look: runs with and without them are of one configuration.
 LOOKING_CALLBACKS = frozenset(
-    {"EpisodeLog", "EpisodeVideo", "OptionDiagnostics", "RolloutWriter", "StalenessMonitor", "WorkerHealth"}
+    {
+        "EpisodeLog",
+        "EpisodeVideo",
+        "OptionDiagnostics",
+        "PipelineThroughput",
+        "QRange",
+        "RolloutWriter",
+        "StalenessMonitor",
+        "WorkerHealth",
+    }
 )
 #: Settings that do not make another configuration: the seed, where things lie, what is printed.
 INCIDENTAL = (

@@ -253,4 +253,7 @@ def termination_heat(run: Run, option: int) -> Chart | None:
 def by_process(run: Run, prefix: str, suffix: str, title: str, unit: str, how: str) -> Chart | None:
     """One line per process of a run."""
     found = [name for name in run.names(prefix) if name.endswith(suffix) and not name.endswith("/free_gb")]
-    return lines(run, {name: name.removeprefix(prefix).removesuffix(suffix) for name in found}, title, unit, how)
+    words = {name: name.removeprefix(prefix).removesuffix(suffix) for name in found}
+    return lines(
+        run, {name: each.replace("forward_backward", "learning") for name, each in words.items()}, title, unit, how
+    )
