@@ -374,10 +374,17 @@ def _describe_training(detail: Detail) -> None:
     machine = [
         charts.lines(
             run,
-            {"time/env_steps_per_s": "environment steps", "time/updates_per_s": "updates"},
-            "Throughput",
-            "per second",
-            "Work done per second of wall time; it should be level once the first steps are over.",
+            {"time/env_steps_per_s": "environment steps"},
+            "Speed of collecting",
+            "steps per second",
+            "Environment steps of all workers per second of wall time; level once the first steps are over.",
+        ),
+        charts.lines(
+            run,
+            {"time/updates_per_s": "updates"},
+            "Speed of learning",
+            "updates per second",
+            "Updates of the critics per second of wall time; they keep pace with collecting (data.samples_per_insert).",
         ),
         charts.by_process(
             run,

@@ -355,7 +355,7 @@ def test_page_in_a_browser(opened):
     for part in ("episode", "options", "usage", "termination", "values", "lag", "machine", "events"):
         assert sheet.locator(f'[data-part="{part}"]').first.is_visible()
     count, empty = opened.draw()
-    assert count == 31 and empty == []
+    assert count == 32 and empty == []
     width = "document.documentElement.scrollWidth - innerWidth"
     assert sheet.evaluate(width) == 0
 
