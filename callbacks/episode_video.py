@@ -34,8 +34,10 @@ FRAME_FIELDS = ("frames", "frame_episode", "frame_step")
 class EpisodeVideo(pl.Callback):
     """Records noise-free episodes beside evaluations: every step, what the networks say of it, and a few images.
 
-    The episodes are the first ones of the evaluation (same policy, same seed), played once more in the evaluator's
-    process. Every recording leaves, in ``episodes/`` of the run's folder, named by the environment steps (ten digits):
+    They are played in the evaluator's process with the policy that was evaluated, from the same starts. Options end and
+    are chosen by chance, as in training; as evaluations choose them (``greedy``), one whose probability of ending stays
+    below one half would run for the whole episode. Every recording leaves, in ``episodes/`` of the run's folder, named
+    by the environment steps (ten digits):
 
     * ``<steps>.npz``. Arrays over all S steps of the E episodes, one after the other: ``obs`` [S, O] raw, ``action``
       [S, A] in [-1, 1], ``option`` [S], ``switched`` [S], ``reward`` [S], ``terminated`` [S], ``truncated`` [S],
@@ -44,8 +46,8 @@ class EpisodeVideo(pl.Callback):
       and ``q`` [S, K] (value of every option with its own action, for the running option with the action that was
       taken; the smaller critic, in units of the task's reward). ``frames`` [F, H, W, 3] uint8, at most 24 of an
       episode, evenly spaced, without any drawing, ``frame_episode`` [F] and ``frame_step`` [F]. The last image of an
-      episode shows what its last step led to, where the simulator still does. ``gamma``, ``num_options``, ``env_steps``
-      and ``updates``, one number each.
+      episode shows what its last step led to, where the simulator still does. ``gamma``, ``num_options``,
+      ``env_steps``, ``updates`` and ``greedy``, one number each.
     * ``<steps>.mp4`` (``.gif`` without imageio-ffmpeg), where ``pip install 'claw-lightning[video]'`` was done: the
       images with the running option and the time line of options so far.
 
@@ -60,13 +62,24 @@ class EpisodeVideo(pl.Callback):
         episodes: E.
         height: of the images in pixels, at most 240. Those of the simulator are reduced by a whole factor.
         share: of wall time that recordings may take, above 0 and at most 1.
+        greedy: options as ``model.greedy_options`` says, as in evaluations, in place of drawn ones.
 
     Raises:
         ConfigError: an argument is out of range.
     """
 
-    def __init__(self, every_n_evaluations: int = 1, episodes: int = 1, height: int = 240, share: float = 0.01) -> None:
-        values = {"every_n_evaluations": every_n_evaluations, "episodes": episodes, "height": height, "share": share}
+    def __init__(
+        self,
+        every_n_evaluations: int = 1,
+        episodes: int = 1,
+        height: int = 240,
+        share: float = 0.01,
+        greedy: bool = False,
+    ) -> None:
+        values = {
+            "every_n_evaluations": every_n_evaluations, "episodes": episodes, "height": height, "share": share,
+            "greedy": greedy,
+        }  # fmt: skip
         check_types("EpisodeVideo", values, EpisodeVideo.__init__)
         for name in ("every_n_evaluations", "episodes"):
             if values[name] < 1:
@@ -76,6 +89,7 @@ class EpisodeVideo(pl.Callback):
         if not 0 < share <= 1:
             raise ConfigError(f"EpisodeVideo.share is {share}; it must lie above 0 and be at most 1")
         self.every_n_evaluations, self.episodes, self.height, self.share = every_n_evaluations, episodes, height, share
+        self.greedy = greedy
         self._evaluations = 0
         self._not_before = -math.inf
         self._can_draw = True
@@ -111,8 +125,9 @@ class EpisodeVideo(pl.Callback):
         def play(frames: int) -> dict[str, Any] | None:
             film = {"most": MOST_FRAMES, "height": self.height}
             return data.record(
-                module.evaluated_policy, module.agent_settings(), self.episodes, data.eval_seed, frames, film
-            )
+                module.evaluated_policy, module.agent_settings(), self.episodes, data.eval_seed, frames, film,
+                not self.greedy,
+            )  # fmt: skip
 
         if self._can_draw:
             try:
@@ -145,6 +160,7 @@ class EpisodeVideo(pl.Callback):
         numbers = {
             "gamma": module.settings.gamma, "num_options": module.settings.num_options,
             "env_steps": module.env_steps, "updates": module.updates,
+            "greedy": self.greedy and bool(module.settings.greedy_options),
         }  # fmt: skip
         part = file.with_suffix(".part")
         with part.open("wb") as stream:

@@ -1652,7 +1652,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def record(
         self, policy: Policy, agent: dict[str, Any], episodes: int, seed: int, frames: int = 0,
-        film: dict[str, int] | None = None,
+        film: dict[str, int] | None = None, draws_options: bool = False,
     ) -> dict[str, Any] | None:  # fmt: skip
         """Play as :meth:`evaluate` and return every step; None if a stop was requested meanwhile.
 
@@ -1663,6 +1663,7 @@ class ReplayDataModule(pl.LightningDataModule):
             seed: of the simulators.
             frames: images are taken of the first so many episodes.
             film: ``most`` and ``height`` of a :class:`Film`: a few small images in place of all.
+            draws_options: options end and are chosen by chance as in training, whatever ``greedy_options`` says.
 
         Returns:
             Arrays with an entry per step (see :class:`callbacks.RolloutWriter`) and, with ``frames``, the images of the
@@ -1676,7 +1677,9 @@ class ReplayDataModule(pl.LightningDataModule):
         self.run_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.run_folder, prefix="rollouts-") as folder:
             path = Path(folder).resolve() / "steps.npz"
-            record = {"path": str(path), "frames": frames, **({} if film is None else {"film": film})}
+            record = {"path": str(path), "frames": frames, "draws_options": draws_options}
+            if film is not None:
+                record["film"] = film
             try:
                 result = self.evaluate(policy, agent, episodes, seed, record=record)
             except (WorkerError, ConfigError):

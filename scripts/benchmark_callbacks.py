@@ -164,7 +164,7 @@ def run_callbacks(bench: Bench) -> None:
         rates: dict[str, list[float]] = {"with": [], "without": []}
         for number in range(rounds + 1):  # the first warms up
             for name, values in rates.items():
-                extra = [cls() for cls in DIAGNOSTICS] if name == "with" else []
+                extra: list[pl.Callback] = [cls() for cls in DIAGNOSTICS] if name == "with" else []
                 seconds = run_learner(steps, folder, extra)
                 if number > 0:
                     values.append(steps * UPDATES / seconds)

@@ -45,6 +45,7 @@ class OptionAgent:
 
     Attributes:
         use_student: act with the policy's flat student in place of the options.
+        draws_options: in evaluation, end and choose options by chance as in training, whatever ``greedy_options`` says.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class OptionAgent:
         self.max_duration, self.min_duration = max_option_duration, min_option_duration
         self.evaluate, self.greedy_options = evaluate, greedy_options
         self.interruption = interruption
-        self.use_student = False
+        self.use_student = self.draws_options = False
         self.version = 0
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator().manual_seed(seed)
@@ -165,8 +166,12 @@ class OptionAgent:
         running = q[self._lanes, self._option]
         return running + float(self.policy.switch_cost) + self.interruption < value
 
+    @property
+    def _is_greedy(self) -> bool:
+        return self.evaluate and self.greedy_options and not self.draws_options
+
     def _terminate(self, beta: np.ndarray, first: np.ndarray, interrupted: Any) -> Any:
-        if self.evaluate and self.greedy_options:
+        if self._is_greedy:
             ended = (beta > 0.5) | interrupted
         else:
             ended = (self._rng.random(self.num_lanes) < beta) | interrupted
@@ -177,7 +182,7 @@ class OptionAgent:
         return ended | by_cap | first, by_cap
 
     def _select(self, probs: np.ndarray) -> np.ndarray:
-        if self.evaluate and self.greedy_options and self.policy.option_selection != "random":
+        if self._is_greedy and self.policy.option_selection != "random":
             return probs.argmax(axis=1)
         # Inverse transform; clipped because float32 cumulative sums may end below 1.
         draws = self._rng.random((self.num_lanes, 1))

@@ -363,6 +363,7 @@ def evaluate(
     images is returned too.
     """
     agent.use_student = student
+    agent.draws_options = recorder is not None and recorder.draws_options
     agent.reseed(seed)  # an evaluation depends on policy and seed alone, not on those before it
     lanes = env.num_envs
     quota = np.full(lanes, episodes // lanes)

@@ -123,10 +123,14 @@ class Recorder:
         path: .npz file to write.
         frames: images are taken of the first so many episodes. They go to ``<path>.<episode>.raw`` as they come, uint8.
         film: of these episodes take a :class:`Film` instead, which goes into the file; its ``most`` and ``height``.
+        draws_options: of the agent that plays (:class:`OptionAgent`).
     """
 
-    def __init__(self, env: VectorEnv, path: str, frames: int = 0, film: Optional[Dict[str, int]] = None) -> None:
-        self.env, self.path, self.frames = env, path, frames
+    def __init__(
+        self, env: VectorEnv, path: str, frames: int = 0, film: Optional[Dict[str, int]] = None,
+        draws_options: bool = False,
+    ) -> None:  # fmt: skip
+        self.env, self.path, self.frames, self.draws_options = env, path, frames, draws_options
         self.film = None if film is None else Film(env, frames, **film)
         lanes = env.num_envs
         self._open: List[List[Dict[str, Any]]] = [[] for _ in range(lanes)]

@@ -129,11 +129,6 @@ def describe(group: Group, moments: int) -> Detail:
     return detail
 
 
-def is_greedy(run: Run) -> bool:
-    """Whether evaluations end options at one half, and take the likeliest one."""
-    return bool(run.setting("model.greedy_options", True))
-
-
 def _read_recordings(run: Run, most: int) -> list[Recording]:
     found = []
     for index in evenly(len(run.recordings), most) if run.recordings else []:
@@ -156,7 +151,7 @@ def _moment(recording: Recording, run: Run) -> Moment:
         views.append(
             EpisodeView(
                 f"Episode {episode + 1}",
-                option_charts.timeline(recording, episode, is_greedy(run)),
+                option_charts.timeline(recording, episode),
                 _strip(recording, episode),
                 len(index),
                 f"return {number(returns[episode])}{outcome}, {len(index)} steps",
@@ -229,11 +224,13 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
             " These are few: that options differ may also come from the goals and states of the episodes in which "
             "they ran (more: EpisodeVideo.episodes)."
         )
-    if is_greedy(detail.run):
+    if recording.is_greedy:
         detail.when += (
             " Here an option ends where its termination probability is above one half, and the likeliest one "
             "follows. In training both are drawn by chance, so that options may change often there and seldom here."
         )
+    elif recording.num_options > 1:
+        detail.when += " Options end and follow by chance, as in training; the actions are without noise."
 
 
 def in_steps(duration: float) -> str:

@@ -14,7 +14,7 @@ from reporting.runs import ReportError
 PHASE_BINS = 10
 NEEDED = (
     "action", "option", "switched", "reward", "terminated", "truncated", "success", "episode", "step", "termination",
-    "option_probs", "q", "gamma", "num_options", "frames", "frame_episode", "frame_step", "env_steps",
+    "option_probs", "q", "gamma", "num_options", "frames", "frame_episode", "frame_step", "env_steps", "greedy",
 )  # fmt: skip
 
 
@@ -75,6 +75,8 @@ class Recording:
         self.file = file
         self.gamma, self.num_options = float(found["gamma"]), int(found["num_options"])
         self.env_steps = int(found["env_steps"])
+        #: Options ended at one half, and the likeliest one followed; else both were drawn.
+        self.is_greedy = bool(found["greedy"])
         # For discrete actions: each one as a component that is taken or not.
         self.is_discrete = self.action.ndim == 1 or np.issubdtype(self.action.dtype, np.integer)
         if self.is_discrete:

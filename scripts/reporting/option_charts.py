@@ -26,10 +26,10 @@ from reporting.episodes import PHASE_BINS, OptionFigures, Recording, Values
 STRIP_RIGHT = 48
 
 
-def timeline(recording: Recording, episode: int, is_greedy: bool) -> Chart:
+def timeline(recording: Recording, episode: int) -> Chart:
     """Which option runs at which step, how likely it ends there, and which one would be chosen.
 
-    With ``is_greedy`` options end where that is more likely than not; the chart has a line there.
+    Where options end if that is more likely than not (``is_greedy``), the chart has a line there.
     """
     index = recording.of(episode)
     step = recording.step[index]
@@ -104,7 +104,7 @@ def timeline(recording: Recording, episode: int, is_greedy: bool) -> Chart:
             range=[recording.num_options - 0.5, -0.5],
             title={"text": "option"},
         )
-        if is_greedy:
+        if recording.is_greedy:
             figure.add_hline(y=0.5, line={"color": LINE_COLORS[3], "dash": "dot", "width": 1}, row=2, col=1)
         figure.update_yaxes(range=[0, 1.05], row=2, col=1, title={"text": "p(end)"})
         figure.update_yaxes(range=[0, 1], row=3, col=1, title={"text": "preference"})
@@ -130,7 +130,7 @@ def timeline(recording: Recording, episode: int, is_greedy: bool) -> Chart:
     told.append(f"return {number(float(recording.reward[index].sum()))} in {len(index)} steps")
     how = "Reward at every step of the episode."
     if has_options:
-        rule = "; above the dotted line it ends" if is_greedy else ""
+        rule = "; above the dotted line it ends" if recording.is_greedy else ""
         how = (
             "From top to bottom: which option runs (a bar per spell); the probability that the running one ends at "
             f"each step (dots in its colour{rule}); what would be chosen next (the taller, the likelier); the reward."

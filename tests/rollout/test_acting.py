@@ -421,3 +421,15 @@ def test_a_kept_action_ends_with_its_episode():
     agent._held_action[:] = 0.123
     assert np.isclose(agent.act(obs, np.zeros(lanes, bool)).action, 0.123).all()
     assert not np.isclose(agent.act(obs, np.ones(lanes, bool)).action, 0.123).all(-1).any()
+
+
+def test_options_may_be_drawn_in_evaluation_as_in_training():
+    agent = agent_of(beta=[0.4] * 3, evaluate=True)
+    greedy = play(agent, 30)
+    assert not any(decision.switched.any() for decision in greedy[1:])
+    agent.draws_options = True
+    drawn = play(agent, 300)
+    share = np.mean([decision.switched for decision in drawn[1:]])
+    assert 0.35 < share < 0.45
+    counts = np.bincount(np.concatenate([d.option[d.switched] for d in drawn]), minlength=3)
+    np.testing.assert_allclose(counts / counts.sum(), PROBS, atol=0.08)

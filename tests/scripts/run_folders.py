@@ -96,6 +96,7 @@ def recording(env_steps=1000, num_options=4, episodes=2, length=EPISODE, picture
         "option_probs": probs, "q": np.full((total, num_options), 0.9, np.float32), "gamma": np.float32(0.9),
         "num_options": num_options, "frames": frames, "frame_episode": np.repeat(np.arange(episodes), pictures),
         "frame_step": np.tile(shown, episodes), "env_steps": env_steps, "updates": 2 * env_steps,
+        "greedy": False,
     }  # fmt: skip
 
 
