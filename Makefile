@@ -22,7 +22,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 	@echo "variables: CONFIG=$(CONFIG) ARGS=\"--key value\" PYTEST_ARGS=\"-m 'not slow'\" PYTHON=$(PYTHON)"
 
-setup: $(SETUP)  ## create .venv with the project, its checks and the robotics simulators
+setup: $(SETUP)  ## create .venv with the project, its checks, the robotics simulators and ONNX
 
 $(SETUP): pyproject.toml constraints.txt
 	@if [ ! -x $(BIN)/python ]; then \
@@ -34,7 +34,7 @@ $(SETUP): pyproject.toml constraints.txt
 	fi
 	@$(BIN)/python -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
 		{ echo "$(VENV) holds $$($(BIN)/python --version), Python 3.11 or newer is needed: remove $(VENV)." >&2; exit 1; }
-	$(PIP_INSTALL) -e '.[dev,robotics,report-png]'
+	$(PIP_INSTALL) -e '.[dev,robotics,report-png,export]'
 	@touch $@
 
 $(SETUP_COMPARE): $(SETUP)

@@ -1,4 +1,4 @@
-"""Plug-ins as docs/plugins.md and README.md show them: the pages' own examples are run through the command."""
+"""Plug-ins as README.md, docs/plugins.md and the pages it leads to show them, run through the command."""
 
 import json
 import os
@@ -44,10 +44,12 @@ def test_every_kind_of_plug_in_of_the_page_in_one_run(tmp_path):
     """Beside the configuration, not in the working directory, with workers; and a callback by the entry point."""
     beside = tmp_path / "mine"
     beside.mkdir()
-    names = write_examples("docs/plugins.md", beside)
-    assert names == [
-        "blocks.py", "curiosity.py", "line_world.py", "plugins.yaml", "samplers.py", "td_spread.py", "text_logger.py",
-    ]  # fmt: skip
+    pages = ("docs/plugins.md", "docs/new_callback.md", "docs/new_simulator.md")
+    names = {name for page in pages for name in write_examples(page, beside)}
+    assert names == {
+        "blocks.py", "curiosity.py", "every_epoch.py", "line_world.py", "plugins.yaml", "samplers.py", "spinner.py",
+        "td_spread.py", "text_logger.py",
+    }  # fmt: skip
     (tmp_path / "third_party.py").write_text(FACTORY)
     info = tmp_path / "third_party-1.0.dist-info"
     info.mkdir()
@@ -60,10 +62,11 @@ def test_every_kind_of_plug_in_of_the_page_in_one_run(tmp_path):
     assert status == 0, err
     curves = (tmp_path / "curves.txt").read_text()
     assert {"critic/spread", "reward/intrinsic", "val/return"} <= set(curves.split())
+    assert re.search(r"^\d+ environment steps, \d+ updates$", out, re.M)
     lengths = re.findall(r" val/length (\S+)", curves)
     assert lengths and set(lengths) == {"10"}
     used = json.loads((tmp_path / "callbacks.json").read_text())
-    assert used.count("Installed") == 1 and {"TdSpread", "Effort", "TargetUpdate"} <= set(used)
+    assert used.count("Installed") == 1 and {"EveryEpoch", "TdSpread", "Effort", "TargetUpdate"} <= set(used)
     for shipped in ("OrderlyStop", "RunCheckpoint", "WorkerHealth", "TargetUpdate", "PolicyPublisher"):
         assert used.count(shipped) == 1, shipped
     saved = (tmp_path / "runs/text/curves/config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""docs/simulators.md: its own example is run through the command, and its table knows every adapter."""
+"""docs/new_simulator.md: its example is run through the command; docs/simulators.md: its table knows every adapter."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,8 @@ from tests.builders import collector_of
 from tests.runs import FAST, ROOT
 
 PAGE = (ROOT / "docs" / "simulators.md").read_text()
-EXAMPLE = re.search(r"```python\n# spinner\.py\n(.*?)```", PAGE, re.S).group(1)
+NEW = (ROOT / "docs" / "new_simulator.md").read_text()
+EXAMPLE = re.search(r"```python\n# spinner\.py\n(.*?)```", NEW, re.S).group(1)
 
 
 @pytest.fixture
