@@ -42,7 +42,7 @@ from claw_lightning.lockstep import LockStep
 from claw_lightning.logs import hold_log, log_to_file, log_traceback, stop_logging_to_file
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
-from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
+from claw_lightning.process import SEED_STRIDE, LocalWorker, Worker, WorkerCommand
 from claw_lightning.randomness import derived_seed, global_state, set_global_state
 from claw_lightning.ranks import (
     RANK_STRIDE,
@@ -557,7 +557,7 @@ class ReplayDataModule(pl.LightningDataModule):
         settings = dict(self._settings("describe", 0), num_envs=1, measure=True)
         self._description = tempfile.TemporaryDirectory(prefix="claw-")
         log_file = Path(self._description.name) / "describe.log"
-        worker = Worker("the simulator", self._command(settings), (), log_file)
+        worker = LocalWorker("the simulator", self._command(settings), (), log_file)
         self._describer = pool = WorkerPool([worker], policy=self._failure_policy())
         try:
             worker.start()
@@ -907,7 +907,7 @@ class ReplayDataModule(pl.LightningDataModule):
             )
             fds = (ring.block.fd, mailbox.block.fd)
             path = self.log_path(f"worker_{index}")
-            workers.append(Worker(f"worker {index}", self._command(settings), fds, path, ring))
+            workers.append(LocalWorker(f"worker {index}", self._command(settings), fds, path, ring))
         if self.record_events:
             self._events = EventLog(self.run_folder / FILE_NAME)
             self._events.write("run", settings=self._identity())
@@ -1565,7 +1565,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 rendering=bool(record and record["frames"]),
             )
             fds = (self._eval_mailbox.block.fd,)
-            worker = Worker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
+            worker = LocalWorker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
             self._evaluator = WorkerPool([worker], self._on_evaluated, self._failure_policy())
             self._evaluator.start(wait=False)
         self._eval_mailbox.publish(policy.flatten(), 0)
