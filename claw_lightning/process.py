@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from claw_lightning.configs import IMPORT_FOLDERS
 from claw_lightning.errors import WorkerError
@@ -137,22 +137,29 @@ class Worker(ABC):
         self.control.version = 0
         self.control.beat(phases.START)
 
-    def _take(self, lines: list[bytes]) -> list[dict[str, Any]]:
-        """Messages that lines of JSON hold; what a worker says of itself is noted."""
-        found = []
-        for line in lines:
-            try:
-                message = json.loads(line)
-                kind = message["kind"]
-            except (ValueError, TypeError, KeyError):
-                log.warning("%s sent a line that is no message: %.80r", self.name, line)
-                continue
-            if kind == "ready":
+    def _take(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Note what messages of the process say of itself; returns them."""
+        for message in messages:
+            if message["kind"] == "ready":
                 self.ready = True
-            elif kind == "error":
+            elif message["kind"] == "error":
                 self.error = message
-            found.append(message)
-        return found
+        return messages
+
+    def open_log(self) -> BinaryIO:
+        """The log, to append to: the reason of an earlier end stays readable.
+
+        Raises:
+            WorkerError: it cannot be written.
+        """
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            return self.log_path.open("ab")
+        except OSError as error:
+            raise WorkerError(
+                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
+                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
+            ) from error
 
     # -- what the kinds of workers do in ways of their own --------------------------------------------------------
 
@@ -258,7 +265,7 @@ class LocalWorker(Worker):
         return self.process.pid if self.process is not None else None
 
     def start(self) -> None:
-        """Launch the process. Its log is appended to, so that the reason of an earlier end stays readable.
+        """Launch the process.
 
         Raises:
             WorkerError: the log cannot be written, or the interpreter cannot be started.
@@ -270,16 +277,12 @@ class LocalWorker(Worker):
         settings = dict(self.command.settings, message_fd=write_end, control_fd=self.control.block.fd, name=self.name)
         settings["seed"] = settings.get("seed", 0) + SEED_STRIDE * self.generation
         try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            log_file = self.log_path.open("ab")
-        except OSError as error:
+            log_file = self.open_log()
+        except WorkerError:
             os.close(read_end)
             os.close(write_end)
             self._pipe = -1
-            raise WorkerError(
-                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
-                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
-            ) from error
+            raise
         try:
             with log_file:
                 self.process = subprocess.Popen(
@@ -336,7 +339,19 @@ class LocalWorker(Worker):
                 ended = True
             self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n")
-        return self._take(lines), ended or exited
+        return self._take(self._parse(lines)), ended or exited
+
+    def _parse(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        found = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+                message["kind"]
+            except (ValueError, TypeError, KeyError):
+                log.warning("%s sent a line that is no message: %.80r", self.name, line)
+                continue
+            found.append(message)
+        return found
 
     def has_exited(self) -> bool:
         """Whether the process has ended. It stays in the process table, so that its number is nobody else's."""
