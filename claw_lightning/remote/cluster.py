@@ -33,7 +33,8 @@ REPLY_SECONDS, REPLY_SECONDS_PER_WORKER = 0.005, 0.0005
 STEER_SECONDS, PARAMETER_SECONDS = 0.002, 0.02
 #: Seconds that a call for replies waits for one.
 WAIT_SECONDS = 0.05
-#: Seconds without a place after which a worker's need is told, and between two such lines.
+#: Seconds without a place after which a worker's need is told: where the cluster has too little; where others have it
+#: (before that, perhaps workers that are about to start). Between two such lines lies the second.
 PLACING_PATIENCE, PLACING_INTERVAL = 10.0, 60.0
 #: Bytes of a local cluster's object store, and those of each worker besides.
 STORE_BYTES, STORE_BYTES_PER_WORKER = 192 << 20, 2 * IN_FLIGHT * MOST_BYTES
@@ -177,6 +178,11 @@ class RayCluster:
                 self._ray.shutdown()
         self._ray = None
 
+    def store_used(self) -> float:
+        """Bytes of all object stores of the cluster that are taken now; as Ray last heard of them."""
+        total, free = self._ray.cluster_resources(), self._ray.available_resources()
+        return total.get("object_store_memory", 0.0) - free.get("object_store_memory", 0.0)
+
     # -- workers ------------------------------------------------------------------------------------------------
 
     def worker(
@@ -311,10 +317,11 @@ class RayCluster:
         """A worker without a place is not silent; after a while it is told what it lacks."""
         worker.control.beat(phases.START)
         now = time.monotonic()
-        is_first = link.warned == link.since
-        if now - link.warned < (PLACING_PATIENCE if is_first else PLACING_INTERVAL):
+        if now - link.looked < PLACING_PATIENCE:
             return
-        if lack := self.lack(is_first):
+        link.looked = now
+        lack = self.lack(may_be_ours=now - link.since < PLACING_INTERVAL)
+        if lack and (link.warned is None or now - link.warned >= PLACING_INTERVAL):
             link.warned = now
             log.warning(
                 "%s has been waiting for a place for %.0f s: %s; add nodes that have it, or lower data.num_workers or "
@@ -331,14 +338,16 @@ class RayCluster:
         with contextlib.suppress(Exception):
             nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             free = self._ray.available_resources()
-            parts = []
+            count, parts = len(self._workers), []
             for name, need in self.config.demand().items():
                 most = max((node.get(name, 0.0) for node in nodes), default=0.0)
                 total = sum(node.get(name, 0.0) for node in nodes)
                 if need > most:
-                    parts.append(f"it needs {need:g} {name} of one node, and none of {len(nodes)} has more than {most:g}")
-                elif need * len(self._workers) > total:
-                    parts.append(f"{len(self._workers)} workers need {need * len(self._workers):g} {name}, and there are {total:g}")
+                    parts.append(
+                        f"it needs {need:g} {name} of one node, and none of {len(nodes)} has more than {most:g}"
+                    )
+                elif need * count > total:
+                    parts.append(f"{count} workers need {need * count:g} {name}, and there are {total:g}")
                 elif need > free.get(name, 0.0) and not may_be_ours:
                     parts.append(f"it needs {need:g} {name}, and {free.get(name, 0.0):g} of {total:g} are free")
             return "; ".join(parts)

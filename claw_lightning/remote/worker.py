@@ -40,13 +40,15 @@ class Link:
         host: the actor.
         placing: reference that is ready once the host runs; None from then on.
         collecting: references of the calls that fetch rows, oldest first.
-        since: monotonic seconds of the beginning.
+        since: monotonic seconds of the beginning; of the last look at why it has no place, and of the last warning:
+            ``looked``, ``warned``.
     """
 
     def __init__(self, host: Any, placing: Any) -> None:
         self.host, self.placing = host, placing
         self.collecting: deque[Any] = deque()
-        self.since = self.warned = time.monotonic()
+        self.since = self.looked = time.monotonic()
+        self.warned: float | None = None
         self.number = self.answered = 0
         self.said: tuple[int, bool] | None = None
         self.letter = 0
@@ -89,7 +91,6 @@ class RemoteWorker(Worker):
         self.open_log().close()
         with self.lock:
             self._begin()
-            self.control.steps_allowed = self.head
             self._since = self.control.state()
             self.is_placed, self._ended, self._killed = False, None, False
             self._arrived, self._outbox = [], []

@@ -56,7 +56,7 @@ def test_rows_and_final_observations_are_the_same_around_the_ends_of_both_rings(
 @pytest.mark.parametrize("codec", ["none", "zlib"])
 def test_images_arrive_compressed_or_not(codec):
     env = FourRoomsEnv(num_envs=2, seed=1, pixels=True)
-    collector, source, _ = collector_of(env, num_steps=LEAST_STEPS, codec=codec)
+    collector, source, _ = collector_of(env, num_steps=LEAST_STEPS, codec=codec, policy={"actor": "categorical"})
     layout = RowLayout(**source.layout.settings())
     target, sent, images = LaneRing(layout, 40, 2), Progress(), []
     for step in range(100):
@@ -80,7 +80,10 @@ def pixels(ring, step):
 
 
 def test_a_ring_goes_on_where_the_learners_has_come_to():
-    source, target = LaneRing(RowLayout(1, 1, has_finals=True), 64, 1), LaneRing(RowLayout(1, 1, has_finals=True), 16, 1)
+    source, target = (
+        LaneRing(RowLayout(1, 1, has_finals=True), 64, 1),
+        LaneRing(RowLayout(1, 1, has_finals=True), 16, 1),
+    )
     target.begin_at(1000, 70)
     source.begin_at(1000, 70)
     write_step(source, [[1.0]], [0], {0: [4.0]})

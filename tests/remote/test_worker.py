@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,54 +24,47 @@ from tests.builders import FAKES, poll_until
 
 
 class Call:
-    """A method of an actor: called in a thread, the answer is behind the reference that comes back."""
+    """A method of an actor: called in the thread of its concurrency group, in turn."""
 
-    def __init__(self, node, method):
-        self.node, self.method = node, method
+    def __init__(self, actor, name, group=None):
+        self.actor, self.name, self.group = actor, name, group
 
-    def options(self, **_):
-        return self
+    def options(self, concurrency_group, num_returns=1):
+        return Call(self.actor, self.name, concurrency_group)
 
     def remote(self, *args):
-        answer = Answer(self.node)
-
-        def run():
-            try:
-                answer.value = self.method(*args)
-            except Exception as error:
-                answer.error = error
-            answer.done.set()
-
-        threading.Thread(target=run, daemon=True).start()
-        return answer
+        return Answer(self.actor.node, self.actor.groups[self.group].submit(self.actor.call, self.name, args))
 
 
 class Answer:
-    def __init__(self, node):
-        self.node, self.done, self.value, self.error = node, threading.Event(), None, None
+    """A reference: ready when the call has returned, or its node has died."""
+
+    def __init__(self, node, future):
+        self.node, self.future = node, future
 
     @property
     def is_ready(self):
-        return self.node.is_dead or self.done.is_set()
+        return self.node.is_dead or self.future.done()
 
 
 class Actor:
     """A host in this process, on a node that can die or have no room."""
 
     def __init__(self, node, order):
-        self._node = node
-        self._order, self._host = order, None
+        self.node, self.order, self.host, self.making = node, order, None, threading.Lock()
+        self.groups = {name: ThreadPoolExecutor(1) for name in ("collect", "steer")}
 
     def __getattr__(self, name):
-        return Call(self._node, lambda *args: self._call(name, args))
+        return Call(self, name)
 
-    def _call(self, name, args):
-        while not self._node.has_room:
-            time.sleep(0.005)
-        if self._host is None:
-            self._host = Host(self._order, fetch=lambda reference: reference)
-            self._node.hosts.append(self._host)
-        return getattr(self._host, name)(*args)
+    def call(self, name, args):
+        with self.making:
+            while not self.node.has_room and not self.node.is_dead:
+                time.sleep(0.005)
+            if self.host is None:
+                self.host = Host(self.order, fetch=lambda reference: reference)
+                self.node.hosts.append(self.host)
+        return getattr(self.host, name)(*args)
 
 
 class Node:
@@ -97,14 +91,13 @@ class FakeRay:
     def get(self, reference):
         if reference.node.is_dead:
             raise RuntimeError("The actor died because its node has died.\nNode: n")
-        if reference.error is not None:
-            raise reference.error
-        return reference.value
+        return reference.future.result()
 
     def kill(self, actor, no_restart):
-        for host in actor._node.hosts:
-            if host is actor._host:
-                host.end()
+        for group in actor.groups.values():
+            group.shutdown(wait=False, cancel_futures=True)
+        if actor.host is not None:
+            actor.host.end()
 
     def nodes(self):
         return [{"Alive": True, "Resources": {"CPU": 1.0}}, {"Alive": False, "Resources": {"CPU": 8.0}}]
@@ -200,9 +193,8 @@ def test_what_a_lost_host_still_sends_is_not_taken(rig):
     worker = pool.workers[0]
     link = worker.link
     worker.kill()
-    late = Answer(ray.node)
-    late.value = {"head": 0}
-    late.done.set()
+    late = Answer(ray.node, Future())
+    late.future.set_result({"head": 0})
     cluster._take(worker, link, late)
     assert worker.head == 0 and worker.has_exited()
 
@@ -226,6 +218,7 @@ def test_a_worker_without_a_place_waits_and_says_what_it_lacks(rig, monkeypatch,
     assert pool.restarts == 0 and not any(worker.is_placed for worker in pool.workers)
     [line] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("worker 0 has been")]
     assert "2 workers need 2 CPU, and there are 1; add nodes" in line
+    pool.deadlines["start"] = 60.0
     ray.node.has_room = True  # a node joins
     poll_until(pool, lambda: pool.alive == 2)
 
@@ -287,5 +280,3 @@ def test_signals_and_uncaught_errors_stay_with_whom_they_belong_to():
 def test_settings_without_meaning_are_refused_in_one_line(settings, line):
     with pytest.raises(ConfigError, match=line):
         RayConfig(**settings)
-
-
