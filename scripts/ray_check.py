@@ -110,7 +110,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    policy = {"obs_size": OBS, "action_size": ACTIONS, "hidden_sizes": (256, 256), "option_hidden_sizes": (64,)}
+    policy: dict[str, Any] = {
+        "obs_size": OBS,
+        "action_size": ACTIONS,
+        "hidden_sizes": (256, 256),
+        "option_hidden_sizes": (64,),
+    }
     values = Policy(**policy).flatten()
     mailbox = Mailbox(len(values))
     mailbox.publish(values, 1)
