@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -38,6 +39,8 @@ WAIT_SECONDS = 0.05
 PLACING_PATIENCE, PLACING_INTERVAL = 10.0, 60.0
 #: Bytes of a local cluster's object store, and those of each worker besides.
 STORE_BYTES, STORE_BYTES_PER_WORKER = 192 << 20, 2 * IN_FLIGHT * MOST_BYTES
+#: Seconds that the head of a cluster may take to answer a connection.
+CONNECT_SECONDS = 10.0
 #: Signals whose handlers Ray replaces.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -148,6 +151,9 @@ class RayCluster:
         else:
             options.update(address=address)
         try:
+            if address is not None and ":" in address:  # Ray itself tries for minutes where nobody listens
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
             with keeping_handlers():
                 ray.init(**options)
         except Exception as error:
