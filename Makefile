@@ -34,7 +34,7 @@ $(SETUP): pyproject.toml constraints.txt
 	fi
 	@$(BIN)/python -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
 		{ echo "$(VENV) holds $$($(BIN)/python --version), Python 3.11 or newer is needed: remove $(VENV)." >&2; exit 1; }
-	$(PIP_INSTALL) -e '.[dev,robotics,report-png,export]'
+	$(PIP_INSTALL) -e '.[dev,robotics,report-png,export,ray]'
 	@touch $@
 
 $(SETUP_COMPARE): $(SETUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import logging
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
@@ -42,7 +43,7 @@ from claw_lightning.lockstep import LockStep
 from claw_lightning.logs import hold_log, log_to_file, log_traceback, stop_logging_to_file
 from claw_lightning.metrics import EpisodeStatistics
 from claw_lightning.pool import DEADLINES, FailurePolicy, WorkerPool
-from claw_lightning.process import SEED_STRIDE, Worker, WorkerCommand
+from claw_lightning.process import SEED_STRIDE, LocalWorker, Worker, WorkerCommand
 from claw_lightning.randomness import derived_seed, global_state, set_global_state
 from claw_lightning.ranks import (
     RANK_STRIDE,
@@ -55,6 +56,7 @@ from claw_lightning.ranks import (
     run_folder,
 )
 from claw_lightning.rate import RateLimiter
+from claw_lightning.remote.config import RayConfig
 from claw_lightning.replay import Hindsight, Relabeller, ReplayBatch, ReplayMemory, Sampler
 from claw_lightning.replay.episodes import EpisodeIndex
 from claw_lightning.replay.memory import Draw
@@ -91,6 +93,9 @@ from claw_lightning.rollout.networks import Policy
 from claw_lightning.rollout.normalizer import merged_moments
 from claw_lightning.rollout.recorder import Recorder
 from claw_lightning.rollout.ring import LaneRing, RowLayout
+
+if TYPE_CHECKING:
+    from claw_lightning.remote.cluster import RayCluster
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +195,9 @@ class ReplayDataModule(pl.LightningDataModule):
             the background, except for runs that are recorded or run again.
         replay_device: ``cuda``, or ``cuda:<n>``: keep all rows in the learner's GPU as well and gather batches there,
             so that each step crosses the bus once; ``cpu``: batches are gathered on the host and copied.
+        collector: ``local``: workers are processes of this machine; ``ray``: of the nodes of a Ray cluster
+            (``pip install 'claw-lightning[ray]'``, docs/ray.md). Evaluations are played here.
+        ray: which cluster, and what each worker takes of a node.
     """
 
     def __init__(
@@ -229,6 +237,8 @@ class ReplayDataModule(pl.LightningDataModule):
         image_bytes: int | None = None,
         prefetch: bool | None = None,
         replay_device: str = "cpu",
+        collector: Literal["local", "ray"] = "local",
+        ray: RayConfig | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(env, EnvConfig):
@@ -249,6 +259,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.image_codec, self.image_bytes = image_codec, image_bytes
         self.replay_path, self.initial_replay = expand(replay_path), expand(initial_replay)
         self.prefetch, self.replay_device = prefetch, replay_device
+        self.collector, self.ray = collector, ray
         self._check()
         self.spec: EnvSpec | None = None
         self.versions: dict[str, str] = {}
@@ -276,6 +287,7 @@ class ReplayDataModule(pl.LightningDataModule):
         #: ``worker_<i>`` and ``evaluator``.
         self.worker_listeners: list[Callable[[str, str, str], None]] = []
         self._describer: WorkerPool | None = None
+        self._cluster: RayCluster | None = None
         self._eval_result: dict[str, Any] | None = None
         self._eval_requests = 0
         self._restored_steps = 0
@@ -331,6 +343,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self._check_supervision()
         self._check_images()
         self._check_prefetch()
+        self._check_collector()
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.replay_device):
             raise ConfigError(f"data.replay_device is '{self.replay_device}'; use cpu, cuda or cuda:<number>")
         if self.samples_per_insert < 1e-6:
@@ -358,7 +371,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if not re.fullmatch(r"cpu|cuda:\d+", self.worker_device):
             raise ConfigError(f"data.worker_device is '{self.worker_device}'; use cpu or cuda:<number>")
         cores = len(os.sched_getaffinity(0))
-        wanted = (self.learner_threads or 1) + self.num_workers * self.worker_threads
+        wanted = (self.learner_threads or 1) + self._local_workers * self.worker_threads
         if self.mode == "overlapped" and wanted > max(2, cores):
             log.warning(
                 "data.num_workers x data.worker_threads + the learner's threads are %d on %d cores: every process "
@@ -377,6 +390,31 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.image_codec == "none":
             raise ConfigError(
                 f"data.image_bytes ({self.image_bytes}) does nothing with data.image_codec 'none'; use zlib or lz4"
+            )
+
+    def _check_collector(self) -> None:
+        if self.collector == "local":
+            if self.ray is not None and self.ray != RayConfig():
+                raise ConfigError("data.ray does nothing with data.collector local; set data.collector ray")
+            return
+        if self.mode == "lockstep":
+            raise ConfigError("data.collector ray: lock-step mode is one process; set data.mode to overlapped")
+        for name in ("record_events", "replay_events"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"data.{name} is for runs on one machine: another one may round differently; set data.collector "
+                    "local"
+                )
+        num_gpus = RayConfig().num_gpus if self.ray is None else self.ray.num_gpus
+        if (num_gpus > 0) != self.worker_device.startswith("cuda"):
+            raise ConfigError(
+                f"data.worker_device {self.worker_device} and data.ray.num_gpus {num_gpus:g}: workers on a GPU must "
+                "ask Ray for one, or a share of one, and others must not; set cuda:0 with num_gpus, or cpu with 0"
+            )
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "data.collector ray needs the package ray: pip install 'claw-lightning[ray]'; or set data.collector "
+                "local"
             )
 
     def _check_prefetch(self) -> None:
@@ -431,6 +469,12 @@ class ReplayDataModule(pl.LightningDataModule):
     def lanes(self) -> int:
         """Environments of all workers."""
         return self.num_workers * self.envs_per_worker
+
+    @property
+    def _local_workers(self) -> int:
+        """Workers that run on this machine, as far as that is known beforehand."""
+        is_elsewhere = self.collector == "ray" and self.ray is not None and self.ray.address is not None
+        return 0 if is_elsewhere else self.num_workers
 
     @property
     def ring_steps(self) -> int:
@@ -515,7 +559,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.learner_threads is not None:
             torch.set_num_threads(self.learner_threads)
         else:
-            workers = self.num_workers * self.worker_threads if self.mode == "overlapped" else 0
+            workers = self._local_workers * self.worker_threads if self.mode == "overlapped" else 0
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self.ranks.local_size - workers))
 
     def _join_ranks(self) -> None:
@@ -535,13 +579,14 @@ class ReplayDataModule(pl.LightningDataModule):
         names = (
             "num_workers", "envs_per_worker", "capacity", "batch_size", "updates_per_step", "samples_per_insert",
             "rate_band", "warmup_steps", "max_env_steps", "mode", "eval_episodes", "eval_seed", "sampler", "hindsight",
+            "collector",
         )  # fmt: skip
         settings = {f"data.{name}": getattr(self, name) for name in names}
         ranks.check_settings({**settings, "data.sampler": _plain(self.sampler), "data.env": asdict(self.env)})
         self.limiter = self._new_limiter()
         self._run_id = ranks.broadcast(self._run_id)
         cores = len(os.sched_getaffinity(0))
-        wanted = ranks.local_size * ((self.learner_threads or 1) + self.num_workers * self.worker_threads)
+        wanted = ranks.local_size * ((self.learner_threads or 1) + self._local_workers * self.worker_threads)
         if self.mode == "overlapped" and wanted > cores and ranks.rank == 0:
             log.warning(
                 "%d ranks with their workers need %d threads on %d cores: every process will be slower than it need be",
@@ -562,7 +607,7 @@ class ReplayDataModule(pl.LightningDataModule):
         settings = dict(self._settings("describe", 0), num_envs=1, measure=True)
         self._description = tempfile.TemporaryDirectory(prefix="claw-")
         log_file = Path(self._description.name) / "describe.log"
-        worker = Worker("the simulator", self._command(settings), (), log_file)
+        worker = LocalWorker("the simulator", self._command(settings), (), log_file)
         self._describer = pool = WorkerPool([worker], policy=self._failure_policy())
         try:
             worker.start()
@@ -643,7 +688,7 @@ class ReplayDataModule(pl.LightningDataModule):
         estimate = MemoryEstimate(
             replay,
             worker=process_bytes(base, self.envs_per_worker, per_lane),
-            num_workers=self.num_workers if has_processes else 0,
+            num_workers=self._local_workers if has_processes else 0,
             evaluator=process_bytes(base, min(self.eval_envs, self.eval_episodes), per_lane) if has_processes else 0,
             learner=learner_bytes(0, batch),
         )
@@ -787,6 +832,9 @@ class ReplayDataModule(pl.LightningDataModule):
         for pool in (self.pool, self._evaluator):
             if pool is not None:
                 pool.close()
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
         if self._prefetcher is not None:
             self.limiter.sampled -= self._samples_ahead
             self._prefetcher.close()
@@ -897,7 +945,8 @@ class ReplayDataModule(pl.LightningDataModule):
         if self._playback is not None:
             log.info("running %s again: %d draws", self.replay_events, len(self._playback.draws))
             return
-        workers = []
+        workers: list[Worker] = []
+        make_worker = self._worker_factory(mailbox)
         for index, ring in enumerate(rings):
             settings = dict(
                 self._settings("collect", index),
@@ -913,7 +962,7 @@ class ReplayDataModule(pl.LightningDataModule):
             )
             fds = (ring.block.fd, mailbox.block.fd)
             path = self.log_path(f"worker_{index}")
-            workers.append(Worker(f"worker {index}", self._command(settings), fds, path, ring))
+            workers.append(make_worker(f"worker {index}", self._command(settings), fds, path, ring))
         if self.record_events:
             self._events = EventLog(self.run_folder / FILE_NAME)
             self._events.write("run", settings=self._identity())
@@ -924,6 +973,30 @@ class ReplayDataModule(pl.LightningDataModule):
         log.info("starting %d worker(s); logs: %s", len(workers), self.log_path("worker_*"))
         self.pool.start(wait=False)
         self.regulate()
+
+    def _worker_factory(self, mailbox: Mailbox) -> Callable[..., Worker]:
+        """What makes the workers: processes of this machine, or of a cluster, which is joined here."""
+        if self.collector == "local":
+            return LocalWorker
+        from claw_lightning.remote.cluster import RayCluster
+
+        config, ranks = self.ray or RayConfig(), self.ranks
+        cluster = self._cluster = RayCluster(config, mailbox)
+        is_shared = config.address is not None
+        if not is_shared and ranks.local_size < ranks.size:
+            raise ConfigError(
+                "data.ray.address: ranks on several machines need a cluster that all can reach; start one with "
+                "`ray start --head` and give its host:port"
+            )
+        address = None
+        if is_shared or ranks.rank == 0:
+            address = cluster.connect(self.num_workers * ranks.size)
+        if not is_shared and ranks.size > 1:
+            address = ranks.broadcast(address)
+            if ranks.rank > 0:
+                cluster.connect(self.num_workers * ranks.size, address)
+        log.info("the workers run on the Ray cluster at %s", address)
+        return cluster.worker
 
     @property
     def _collection_seed(self) -> int:
@@ -1371,8 +1444,8 @@ class ReplayDataModule(pl.LightningDataModule):
         if self.pool is None:
             return
         remaining = self.limiter.inserts_allowed - self.limiter.inserted
-        working = [worker for worker in self.pool.workers if not self.pool.is_lost(worker)]
-        if not working:  # closed already
+        working = [worker for worker in self.pool.workers if worker.is_placed and not self.pool.is_lost(worker)]
+        if not working:  # closed already, or none has a place yet
             return
         share, rest = divmod(max(0, remaining) // self.envs_per_worker, len(working))
         # What is left over goes to the workers that are behind, so that also the last few steps are inserted.
@@ -1599,9 +1672,9 @@ class ReplayDataModule(pl.LightningDataModule):
                 rendering=self._evaluator_draws,
             )
             fds = (self._eval_mailbox.block.fd,)
-            worker = Worker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
+            evaluator = LocalWorker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
             self._evaluator = WorkerPool(
-                [worker], self._on_evaluated, self._failure_policy(),
+                [evaluator], self._on_evaluated, self._failure_policy(),
                 on_event=lambda kind, worker, **details: self._tell("evaluator", kind, details),
             )  # fmt: skip
             self._evaluator.start(wait=False)

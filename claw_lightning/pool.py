@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import selectors
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from claw_lightning.errors import WorkerError
-from claw_lightning.process import Worker, WorkerCommand
+from claw_lightning.process import LocalWorker, Worker, WorkerCommand
 from claw_lightning.rollout import control as phases
 
-__all__ = ["DEADLINES", "FailurePolicy", "Worker", "WorkerCommand", "WorkerPool"]
+__all__ = ["DEADLINES", "FailurePolicy", "LocalWorker", "Worker", "WorkerCommand", "WorkerPool"]
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +243,8 @@ class WorkerPool:
         due = self.policy.recycle_after
         if due <= 0 or watch.recycled_at is not None or worker.head - worker.first_head < due:
             return
-        if any(not other.ready or other.has_exited() for other in self.workers if not self.is_lost(other)):
+        others = [other for other in self.workers if other.is_placed and not self.is_lost(other)]
+        if any(not other.ready or other.has_exited() for other in others):
             return
         if any(other.recycled_at is not None for other in self._watches.values()):
             return
@@ -267,8 +267,7 @@ class WorkerPool:
         has_ended = worker.has_exited()
         worker.kill()  # also what its simulator has started
         # By somebody else's SIGKILL (out of memory, a scheduler): that says nothing about the simulator.
-        was_killed = has_ended and worker.process is not None and worker.process.returncode == -signal.SIGKILL
-        self._recover(worker, watch, worker.exit_text(), was_killed)
+        self._recover(worker, watch, worker.exit_text(), has_ended and worker.was_killed)
 
     def _recover(
         self, worker: Worker, watch: _Watch, what: str, was_killed: bool = False, cause: str = "death"

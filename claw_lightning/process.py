@@ -1,4 +1,7 @@
-"""Worker: one background process with its pipes, its log and its control block."""
+"""Worker: what the pool starts, watches and ends; LocalWorker: one background process of this machine, with its pipes.
+
+:mod:`claw_lightning.remote.worker` has the other kind, a process on a machine of a Ray cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from claw_lightning.configs import IMPORT_FOLDERS
 from claw_lightning.errors import WorkerError
@@ -77,16 +81,19 @@ class WorkerCommand:
         env.setdefault("MAX_JOBS", env["OMP_NUM_THREADS"])  # processes that compile
 
 
-class Worker:
-    """One worker process and the learner's ends of its blocks and pipes.
+class Worker(ABC):
+    """A worker as the pool sees it, wherever its process runs: blocks, counters and log on the learner's side.
 
     Args:
         name: in messages, such as ``worker 0``.
         command: how to start it.
-        fds: descriptors of shared blocks that the process inherits.
+        fds: descriptors of shared blocks that a process of this machine inherits.
         log_path: file that takes the process's standard output and error.
         ring: what it writes, or None (an evaluator).
     """
+
+    #: Whether there is a place for its process; on a cluster it may have to wait for one.
+    is_placed = True
 
     def __init__(
         self, name: str, command: WorkerCommand, fds: tuple[int, ...], log_path: Path, ring: LaneRing | None = None
@@ -94,7 +101,6 @@ class Worker:
         self.name, self.command, self.log_path, self.ring = name, command, log_path, ring
         self._shared_fds = fds
         self.control = Control()
-        self.process: subprocess.Popen[bytes] | None = None
         self.ready = False
         self.error: dict[str, Any] | None = None
         #: Times (monotonic seconds) of the restarts within the budget's window.
@@ -106,9 +112,6 @@ class Worker:
         self.first_head = 0
         #: Whether an evaluator's present process has answered a request.
         self.has_answered = False
-        self._buffer = b""
-        self._outbox = b""
-        self._pipe = -1
 
     @property
     def head(self) -> int:
@@ -122,37 +125,164 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
+        """Of the present process; None where there is none on this machine."""
+        return None
+
+    def _begin(self) -> None:
+        """Count a new process; nothing of the one before it is to be taken for its own."""
+        self.ready, self.error, self.has_answered = False, None, False
+        self.generation += 1
+        self.first_head = self.head
+        self.control.stop = False
+        self.control.version = 0
+        self.control.beat(phases.START)
+
+    def _take(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Note what messages of the process say of itself; returns them."""
+        for message in messages:
+            if message["kind"] == "ready":
+                self.ready = True
+            elif message["kind"] == "error":
+                self.error = message
+        return messages
+
+    def open_log(self) -> BinaryIO:
+        """The log, to append to: the reason of an earlier end stays readable.
+
+        Raises:
+            WorkerError: it cannot be written.
+        """
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            return self.log_path.open("ab")
+        except OSError as error:
+            raise WorkerError(
+                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
+                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
+            ) from error
+
+    # -- what the kinds of workers do in ways of their own --------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start a process, the successor of the one before.
+
+        Raises:
+            WorkerError: it cannot be started.
+        """
+
+    @abstractmethod
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one JSON line to the process. Never waits; a dead worker is noticed elsewhere."""
+
+    @abstractmethod
+    def messages(self) -> tuple[list[dict[str, Any]], bool]:
+        """Messages that have arrived, and whether the process has ended. Never waits."""
+
+    @abstractmethod
+    def has_exited(self) -> bool:
+        """Whether the process has ended."""
+
+    @property
+    @abstractmethod
+    def was_killed(self) -> bool:
+        """Whether the process was ended from outside: that says nothing about its simulator. After :meth:`kill`."""
+
+    @abstractmethod
+    def exit_text(self) -> str:
+        """How the process ended, in words; call it after :meth:`kill`."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> bool:
+        """Whether the process has ended within so many seconds."""
+
+    @abstractmethod
+    def send_kill(self) -> None:
+        """End the process and all that it has started. Waits for nothing: safe in a signal handler."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the process, and all that it has started, now; release what leads to it."""
+
+    def release(self) -> None:
+        """Free the control block; the worker cannot be started again."""
+        self.kill()
+        self.control.block.close()
+
+    @property
+    @abstractmethod
+    def pipe(self) -> int:
+        """Descriptor that can be read when there are messages; -1: none."""
+
+    # -- its log --------------------------------------------------------------------------------------------------
+
+    def failure(self, what: str) -> WorkerError:
+        """One line that says what happened to this worker, with the end of its log and where that is."""
+        lines = self.last_lines()
+        reason = self.error["message"] if self.error else f"its log ends: {lines}" if lines else "its log is empty"
+        return WorkerError(f"{self.name} {what}: {' '.join(reason.split())} (log: {self.log_path})")
+
+    def last_lines(self) -> str:
+        """The last lines of the log, as one."""
+        try:
+            with self.log_path.open("rb") as file:  # only the end: a simulator may print a lot
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+
+    def cut_log(self) -> None:
+        """Keep a log that has become too large from filling the disk; its end goes to ``<log>.old``."""
+        try:
+            if self.log_path.stat().st_size <= MAX_LOG:
+                return
+            with self.log_path.open("rb") as file:
+                file.seek(-KEPT_LOG, os.SEEK_END)
+                self.log_path.with_name(self.log_path.name + ".old").write_bytes(file.read())
+            os.truncate(self.log_path, 0)  # the process appends: its next line is the new first one
+        except FileNotFoundError:
+            pass  # somebody has removed it
+        except OSError as error:
+            log.warning("%s: the log has grown too large and could not be cut (%s)", self.log_path, error.strerror)
+
+
+class LocalWorker(Worker):
+    """A worker process of this machine and the learner's ends of its pipes; arguments as of :class:`Worker`."""
+
+    def __init__(
+        self, name: str, command: WorkerCommand, fds: tuple[int, ...], log_path: Path, ring: LaneRing | None = None
+    ) -> None:
+        super().__init__(name, command, fds, log_path, ring)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._outbox = b""
+        self._pipe = -1
+
+    @property
+    def pid(self) -> int | None:
         """Of the present process; None where there is none."""
         return self.process.pid if self.process is not None else None
 
     def start(self) -> None:
-        """Launch the process. Its log is appended to, so that the reason of an earlier end stays readable.
+        """Launch the process.
 
         Raises:
             WorkerError: the log cannot be written, or the interpreter cannot be started.
         """
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
-        self.ready, self.error, self._buffer, self._outbox, self._pipe = False, None, b"", b"", read_end
-        self.has_answered = False
-        self.generation += 1
-        self.first_head = self.head
-        self.control.stop = False
-        self.control.version = 0
-        self.control.beat(phases.START)
+        self._buffer, self._outbox, self._pipe = b"", b"", read_end
+        self._begin()
         settings = dict(self.command.settings, message_fd=write_end, control_fd=self.control.block.fd, name=self.name)
         settings["seed"] = settings.get("seed", 0) + SEED_STRIDE * self.generation
         try:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            log_file = self.log_path.open("ab")
-        except OSError as error:
+            log_file = self.open_log()
+        except WorkerError:
             os.close(read_end)
             os.close(write_end)
             self._pipe = -1
-            raise WorkerError(
-                f"{self.log_path}: the worker's log cannot be written ({error.strerror}); "
-                "free the disk, or set trainer.default_root_dir or the logger's save_dir"
-            ) from error
+            raise
         try:
             with log_file:
                 self.process = subprocess.Popen(
@@ -209,20 +339,19 @@ class Worker:
                 ended = True
             self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n")
+        return self._take(self._parse(lines)), ended or exited
+
+    def _parse(self, lines: list[bytes]) -> list[dict[str, Any]]:
         found = []
         for line in lines:
             try:
                 message = json.loads(line)
-                kind = message["kind"]
+                message["kind"]
             except (ValueError, TypeError, KeyError):
                 log.warning("%s sent a line that is no message: %.80r", self.name, line)
                 continue
-            if kind == "ready":
-                self.ready = True
-            elif kind == "error":
-                self.error = message
             found.append(message)
-        return found, ended or exited
+        return found
 
     def has_exited(self) -> bool:
         """Whether the process has ended. It stays in the process table, so that its number is nobody else's."""
@@ -233,35 +362,10 @@ class Worker:
         except ChildProcessError:
             return True
 
-    def failure(self, what: str) -> WorkerError:
-        """One line that says what happened to this worker, with the end of its log and where that is."""
-        lines = self.last_lines()
-        reason = self.error["message"] if self.error else f"its log ends: {lines}" if lines else "its log is empty"
-        return WorkerError(f"{self.name} {what}: {' '.join(reason.split())} (log: {self.log_path})")
-
-    def last_lines(self) -> str:
-        """The last lines of the log, as one."""
-        try:
-            with self.log_path.open("rb") as file:  # only the end: a simulator may print a lot
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-                lines = file.read().decode(errors="replace").split("\n")
-        except OSError:
-            lines = []
-        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
-
-    def cut_log(self) -> None:
-        """Keep a log that has become too large from filling the disk; its end goes to ``<log>.old``."""
-        try:
-            if self.log_path.stat().st_size <= MAX_LOG:
-                return
-            with self.log_path.open("rb") as file:
-                file.seek(-KEPT_LOG, os.SEEK_END)
-                self.log_path.with_name(self.log_path.name + ".old").write_bytes(file.read())
-            os.truncate(self.log_path, 0)  # the process appends: its next line is the new first one
-        except FileNotFoundError:
-            pass  # somebody has removed it
-        except OSError as error:
-            log.warning("%s: the log has grown too large and could not be cut (%s)", self.log_path, error.strerror)
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process was ended by SIGKILL (out of memory, a scheduler, ourselves)."""
+        return self.process is not None and self.process.returncode == -signal.SIGKILL
 
     def exit_text(self) -> str:
         """How the process ended, in words; call it after :meth:`kill`."""
@@ -300,9 +404,8 @@ class Worker:
 
     def release(self) -> None:
         """Free the control block; the worker cannot be started again."""
-        self.kill()
+        super().release()
         self.process = None
-        self.control.block.close()
 
     @property
     def pipe(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from claw_lightning.pool import FailurePolicy, Worker, WorkerCommand, WorkerPool
+from claw_lightning.pool import FailurePolicy, LocalWorker, WorkerCommand, WorkerPool
 from claw_lightning.replay import ReplayBatch, ReplayMemory
 from claw_lightning.rollout.acting import OptionAgent
 from claw_lightning.rollout.collector import Collector, Episode
@@ -159,7 +159,7 @@ class Rig:
         self.log_path = tmp_path / "worker.log"
         command = WorkerCommand(options.pop("python", sys.executable), settings)
         fds = (self.ring.block.fd, self.mailbox.block.fd)
-        self.worker = Worker("worker 0", command, fds, self.log_path, self.ring if mode == "collect" else None)
+        self.worker = LocalWorker("worker 0", command, fds, self.log_path, self.ring if mode == "collect" else None)
         self.messages: list[dict[str, Any]] = []
         policy = FailurePolicy(**options.pop("failure", {}))
         self.pool = WorkerPool([self.worker], lambda worker, message: self.messages.append(message), policy, **options)

@@ -13,7 +13,7 @@ import pytest
 import claw_lightning.pool
 import claw_lightning.process
 from claw_lightning.errors import WorkerError
-from claw_lightning.pool import FailurePolicy, Worker, WorkerCommand, WorkerPool
+from claw_lightning.pool import FailurePolicy, LocalWorker, WorkerCommand, WorkerPool
 from claw_lightning.rollout import control as phases
 from claw_lightning.rollout.envs.packages import ASKED_DEVICE
 from claw_lightning.rollout.ring import LaneRing, RowLayout
@@ -37,7 +37,7 @@ def pool_of(tmp_path, monkeypatch):
                 settings |= {"ring_fd": ring.block.fd, "num_steps": 64, "version": 5}
                 fds = (ring.block.fd,)
             path = tmp_path / "logs" / f"worker_{index}.log"
-            workers.append(Worker(f"worker {index}", WorkerCommand(python, settings), fds, path, ring))
+            workers.append(LocalWorker(f"worker {index}", WorkerCommand(python, settings), fds, path, ring))
         pool = WorkerPool(workers, policy=FailurePolicy(**policy or {}), **options)
         made.append(pool)
         return pool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Dict
 
 import numpy as np
 
@@ -80,3 +81,17 @@ class Control:
     def add_quarantined(self, count: int) -> None:
         """Worker: count quarantined rows."""
         self._ints[_QUARANTINED] += count
+
+    def state(self) -> Dict[str, float]:
+        """All that the worker writes, as plain numbers that another machine can take; ages in place of times."""
+        timers = {"timer_" + name: float(self.timers[i]) for i, name in enumerate(TIMERS)}
+        return dict(timers, phase=self.phase, silence=self.silence, version=self.version, quarantined=self.quarantined)
+
+    def mirror(self, state: Dict[str, float], since: Dict[str, float]) -> None:
+        """Take over what another block's :meth:`state` says; sums go on from those of ``since``."""
+        self._ints[_PHASE] = int(state["phase"])
+        self._ints[_VERSION] = int(state["version"])
+        self._ints[_QUARANTINED] = int(state["quarantined"] + since["quarantined"])
+        for i, name in enumerate(TIMERS):
+            self.timers[i] = state["timer_" + name] + since["timer_" + name]
+        self._ints[_HEARTBEAT] = time.monotonic_ns() - int(state["silence"] * 1e9)

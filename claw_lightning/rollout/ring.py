@@ -259,15 +259,22 @@ class LaneRing:
         stored = [self._codec.encode(image) for image in images]
         lengths = np.array([len(each) for each in stored], np.int64)
         offsets = self.arena_taken + np.cumsum(lengths) - lengths
+        self.write_bytes(self.arena_taken, np.frombuffer(b"".join(stored), np.uint8))
+        view(rows, "image_place")[:, :2] = offsets.view(np.int32).reshape(-1, 2)  # little-endian: low word first
+        view(rows, "image_place")[:, 2] = lengths
+
+    def write_bytes(self, offset: int, data: np.ndarray) -> None:
+        """Store bytes uint8 [B] of compressed images in the arena, from ``offset`` on; all before it is taken too."""
         # Taken before anything is overwritten, so that no reader trusts what lay there.
-        self._header[2] = self.arena_taken + int(lengths.sum())
-        first = int(offsets[0]) % self.arena_size
-        data = np.frombuffer(b"".join(stored), np.uint8)
+        self._header[2] = offset + len(data)
+        first = offset % self.arena_size
         fits = min(len(data), self.arena_size - first)
         self._arena[first : first + fits] = data[:fits]
         self._arena[: len(data) - fits] = data[fits:]
-        view(rows, "image_place")[:, :2] = offsets.view(np.int32).reshape(-1, 2)  # little-endian: low word first
-        view(rows, "image_place")[:, 2] = lengths
+
+    def begin_at(self, head: int, finals_written: int, arena_taken: int = 0) -> None:
+        """Count from here on, before there is a writer: where another ring has come to, which this one goes on for."""
+        self._header[2], self._header[1], self._header[0] = arena_taken, finals_written, head
 
     # -- readers ------------------------------------------------------------------------------------------------
 
@@ -295,7 +302,11 @@ class LaneRing:
 
     def read_image(self, offset: int, length: int) -> bytes:
         """Copy of a compressed image; of any bytes where the place is wrong or lost, which the check after it tells."""
-        first, length = offset % self.arena_size, min(max(length, 0), self.layout.image_size)
+        return self.read_bytes(offset, min(max(length, 0), self.layout.image_size))
+
+    def read_bytes(self, offset: int, length: int) -> bytes:
+        """Copy of bytes of the arena, from ``offset`` on."""
+        first = offset % self.arena_size
         fits = min(length, self.arena_size - first)
         found = self._arena[first : first + fits].tobytes()
         return found if fits == length else found + self._arena[: length - fits].tobytes()
