@@ -216,7 +216,9 @@ def measure_workers(bench: Bench) -> None:
 
 
 COLLECT_GROUPS = ("bridge", *SIMULATORS, "workers")
-COLLECT_QUICK = {"lanes": 64, "task": "Pendulum-v1", "seconds": 0.05}
+COLLECT_QUICK = {
+    "lanes": 64, "task": "Pendulum-v1", "seconds": 0.05, "groups": ("bridge", "pause", "pendulum", "workers"),
+}  # fmt: skip
 
 
 def run_collect(bench: Bench) -> None:

@@ -228,7 +228,8 @@ GROUPS = {
     "memory": measure_memory,
 }
 LEARNER_GROUPS = tuple(GROUPS)
-LEARNER_QUICK = {"rows": 2048, "memory_rows": 4096, "no_compile": True}
+#: The other groups have the same arms in other sizes.
+LEARNER_QUICK = {"rows": 2048, "memory_rows": 4096, "no_compile": True, "groups": ("options", "publish")}
 
 
 def run_learner(bench: Bench) -> None:

@@ -99,7 +99,7 @@ GROUPS = {
 SCALE_GROUPS = tuple(GROUPS)
 SCALE_QUICK = {
     "small_rows": 2048, "large_rows": 4096, "update_rows": 4096, "batch": 64, "updates": 2, "seconds": 0.05,
-    "task": "Pendulum-v1", "workers": (1, 2),
+    "task": "Pendulum-v1", "workers": (1, 2), "groups": ("rows", "lanes"),
 }  # fmt: skip
 
 
