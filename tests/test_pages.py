@@ -1,5 +1,6 @@
 """README.md and docs/*.md: blocks of code run, configurations and command lines are taken, links lead somewhere."""
 
+import ast
 import functools
 import os
 import re
@@ -126,6 +127,24 @@ def test_links_lead_to_files_and_headings():
                 titles = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
                 slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
                 assert heading in slugs, f"{path.name}: {target}"
+
+
+def test_links_to_lines_of_code_lead_to_what_they_name():
+    """The equations' pages: `losses.state_value` at the line where it is defined."""
+    wrong, count = [], 0
+    for page in pages.PAGES:
+        for name, target, line in re.findall(r"\[`([\w.]+)`\]\(([^)#]+\.py)#L(\d+)\)", page.read_text()):
+            count += 1
+            source = (page.parent / target).resolve()
+            module = ast.parse(source.read_text())
+            body, parts = module.body, [part for part in name.split(".") if part != source.stem]
+            for part in parts:
+                node = next(each for each in body if getattr(each, "name", None) == part)
+                body = getattr(node, "body", [])
+            if node.lineno != int(line):
+                wrong.append(f"{page.name}: {name} is at line {node.lineno}, not {line}")
+    assert not wrong, "\n".join(wrong)
+    assert count > 15
 
 
 def test_the_index_lists_every_page():
