@@ -14,6 +14,7 @@ from PIL import Image
 from reporting import option_charts, training_charts
 from reporting.charts import Chart, number, percent
 from reporting.episodes import OptionFigures, Recording, Values, characteristic_frames, option_figures, values
+from reporting.joints import component_names
 from reporting.runs import Group, ReportError, Run
 
 ADD_VIDEO = "add `--trainer.callbacks+=EpisodeVideo` to the command of the run"
@@ -188,11 +189,12 @@ def _picture(recording: Recording, frame: int, length: int, height: int) -> Pict
 def _describe_options(detail: Detail, recording: Recording) -> None:
     figures = option_figures(recording)
     everywhere = float(recording.reward.mean())
+    names = component_names(detail.run.task, recording.action.shape[1], recording.is_discrete)
     for option, each in enumerate(figures):
         charts = []
         if each.share > 0:
             charts = [option_charts.phase_chart(each, option)]
-            actions = option_charts.action_chart(each, option, recording.is_discrete)
+            actions = option_charts.action_chart(each, option, names)
             charts += [actions] if actions and each.share < 1 else []
         pictures = [
             _picture(recording, frame, len(recording.of(int(recording.frame_episode[frame]))), 120)
@@ -212,7 +214,8 @@ def _describe_options(detail: Detail, recording: Recording) -> None:
             facts.append(("share in training", percent(curves[f"option/share_{option}"].last)))
         if f"option/duration_{option}" in curves:
             facts.append(("duration in training", in_steps(curves[f"option/duration_{option}"].last)))
-        detail.cards.append(OptionCard(option, sentence(each, option, recording.is_discrete), facts, pictures, charts))
+        text = sentence(each, option, names, recording.is_discrete)
+        detail.cards.append(OptionCard(option, text, facts, pictures, charts))
     if any(each.follows.any() for each in figures):
         detail.transitions = option_charts.transition_chart(figures)
     else:
@@ -239,7 +242,7 @@ def in_steps(duration: float) -> str:
     return f"{text} step{'' if text == '1' else 's'}"
 
 
-def sentence(figures: OptionFigures, option: int, is_discrete: bool) -> str:
+def sentence(figures: OptionFigures, option: int, names: Sequence[str], is_discrete: bool) -> str:
     """An option in plain words."""
     if figures.share == 0:
         return "It never ran in these episodes."
@@ -261,14 +264,13 @@ def sentence(figures: OptionFigures, option: int, is_discrete: bool) -> str:
         text += " It was never seen to end before the episode did."
     told = [(c, d) for c, d in zip(figures.components, figures.differences, strict=True) if abs(d) >= 0.2][:2]
     if told:
-        name = "action" if is_discrete else "component"
-        text += " Compared with all options, it "
+        text += " Compared with all options, it " + ("" if is_discrete else "moves ")
         text += (
             " and ".join(
                 (
-                    f"takes {name} {c} {'more' if d > 0 else 'less'} often"
+                    f"takes {names[c]} {'more' if d > 0 else 'less'} often"
                     if is_discrete
-                    else f"{'raises' if d > 0 else 'lowers'} {name} {c} of the action"
+                    else f"'{names[c]}' {'up' if d > 0 else 'down'}"
                 )
                 for c, d in told
             )

@@ -169,13 +169,12 @@ def phase_chart(figures: OptionFigures, option: int) -> Chart:
     )
 
 
-def action_chart(figures: OptionFigures, option: int, is_discrete: bool) -> Chart | None:
-    """In which components of the action an option differs from all of them."""
+def action_chart(figures: OptionFigures, option: int, components: Sequence[str]) -> Chart | None:
+    """In which components of the action, given by name, an option differs from all of them."""
     if not figures.components:
         return None
-    words = "action" if is_discrete else "component"
     figure = new_figure("difference [standard deviations]", "", showlegend=False, bargap=0.25)
-    names = [f"{words} {each}" for each in figures.components]
+    names = [components[each] for each in figures.components]
     figure.add_bar(
         orientation="h",
         x=numbers(figures.differences),
@@ -253,7 +252,7 @@ def value_scatter(recording: Recording, found: Values, completed: bool) -> Chart
             y=numbers(estimated[here]),
             mode="markers",
             name=name,
-            marker={"size": 6, "color": option_color(option), "opacity": 0.65},
+            marker={"size": 6, "color": faded(option_color(option), 0.65)},
             customdata=np.stack([recording.step[chosen][here], 100 * tail[here]], 1).astype(np.float32),
             hovertemplate="step %{customdata[0]}: estimate %{y:.3g}, return %{x:.3g}; "
             "%{customdata[1]:.0f} % of the weight "

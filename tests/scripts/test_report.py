@@ -16,6 +16,7 @@ report = load_script("report")
 from reporting import aggregate, browser, detail, page, runs  # noqa: E402  # found through the script
 from reporting.charts import OPTION_COLORS, number  # noqa: E402
 from reporting.episodes import Recording, characteristic_frames, option_figures, values  # noqa: E402
+from reporting.joints import component_names  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -214,19 +215,31 @@ def test_figures_of_options(tmp_path):
     assert one.components[0] == 1 and one.differences[0] == pytest.approx((0.8 - 0.2) / (0.8 * math.sqrt(0.25 * 0.75)))
     # It arrives at steps 6 to 10 and ends at the last of them.
     assert one.ends == pytest.approx((4 * 0.1 + 0.9) / 5)
-    assert "option 2 most often follows (100\N{NO-BREAK SPACE}%)" in detail.sentence(one, 1, False)
+    assert "option 2 most often follows (100\N{NO-BREAK SPACE}%)" in detail.sentence(
+        one, 1, component_names("Hand-v0", 6), False
+    )
+
+
+def test_joints_of_the_shadow_hand_have_names():
+    names = component_names("HandReachDense-v3", 20)
+    assert len(set(names)) == 20 and (names[2], names[11], names[19]) == (
+        "index finger sideways", "palm below the little finger", "thumb bend",
+    )  # fmt: skip
+    assert component_names("AdroitHandPen-v1", 24)[:2] == ["component 0", "component 1"]
 
 
 def test_an_option_that_never_ran_is_told(tmp_path):
     arrays = recording()
     idle = option_figures(record(tmp_path, option=np.minimum(arrays["option"], 2)))[3]
-    assert idle.share == 0 and math.isnan(idle.duration) and "never ran" in detail.sentence(idle, 3, False)
+    assert idle.share == 0 and math.isnan(idle.duration) and "never ran" in detail.sentence(idle, 3, [], False)
 
 
 def test_discrete_actions_are_counted(tmp_path):
     arrays = recording()
     one = option_figures(record(tmp_path, action=arrays["option"]))[1]
-    assert one.components[0] == 1 and "takes action 1 more often" in detail.sentence(one, 1, True)
+    assert one.components[0] == 1 and "takes action 1 more often" in detail.sentence(
+        one, 1, component_names("FourRooms", 4, True), True
+    )
 
 
 def test_frames_of_an_option_show_it(tmp_path):
