@@ -63,7 +63,8 @@ class OptionAgent:
         interruption: Optional[float] = None,
         device: str = "cpu",
     ) -> None:
-        self.policy: Policy = build_policy(policy).to(device)
+        with torch.inference_mode(False):  # Lightning evaluates in that mode, whose tensors count no versions
+            self.policy: Policy = build_policy(policy).to(device)
         self.policy.eval()
         self.forward = make_forward(self.policy, torch.device(device))
         self.num_lanes = num_lanes
@@ -99,6 +100,7 @@ class OptionAgent:
     def load(self, values: np.ndarray, version: int) -> None:
         """Adopt flat policy parameters."""
         self.policy.load_flat(values)
+        self.forward.refresh()
         self.version = version
 
     def reseed(self, seed: int) -> None:

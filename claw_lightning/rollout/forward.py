@@ -55,6 +55,9 @@ class ModuleForward:
         self.policy, self.device = policy, device
         self._x = torch.empty(0)
 
+    def refresh(self) -> None:
+        """Parameters have been loaded anew."""
+
     @_alone
     def observe(self, obs: Union[np.ndarray, Tensor], image: Optional[np.ndarray]) -> None:
         """Raw observations [N, O], an array or a tensor, in which what is not finite counts as 0 (or the largest).
@@ -147,8 +150,12 @@ class ArrayForward(ModuleForward):
             )
         )
 
-    def _refresh(self) -> None:
-        """Lay the first layers side by side."""
+    def refresh(self) -> None:
+        """Lay the first layers side by side at the next observation, also where no version tells (inference mode)."""
+        self._seen = []
+
+    def _lay(self) -> None:
+        """Lay the first layers side by side, if that is due."""
         seen = [p._version for p in self._watched]
         if seen == self._seen:
             return
@@ -164,7 +171,7 @@ class ArrayForward(ModuleForward):
 
     def observe(self, obs: Union[np.ndarray, Tensor], image: Optional[np.ndarray]) -> None:
         """See :meth:`ModuleForward.observe`."""
-        self._refresh()
+        self._lay()
         raw = obs.numpy() if isinstance(obs, Tensor) else obs
         if not np.isfinite(raw.sum()):  # rare; of numbers that are finite it changes nothing
             raw = np.nan_to_num(raw)

@@ -116,7 +116,7 @@ class Data:
     def __init__(self, seconds=0.0, error=None):
         self.seconds, self.error, self.calls = seconds, error, []
 
-    def record(self, policy, agent, episodes, seed, frames, film):
+    def record(self, policy, agent, episodes, seed, frames, film, draws_options):
         self.calls.append(frames)
         if self.error is not None and frames:
             raise self.error

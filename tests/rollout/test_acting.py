@@ -433,3 +433,18 @@ def test_options_may_be_drawn_in_evaluation_as_in_training():
     assert 0.35 < share < 0.45
     counts = np.bincount(np.concatenate([d.option[d.switched] for d in drawn]), minlength=3)
     np.testing.assert_allclose(counts / counts.sum(), PROBS, atol=0.08)
+
+
+def test_parameters_take_effect_that_are_loaded_in_inference_mode():
+    """As lock-step evaluations do it, whose agent is built and loaded within Lightning's inference mode."""
+    with torch.inference_mode():
+        agent = agent_of(evaluate=True)
+        before = agent.act(OBS, FIRST).action
+        agent.load(agent.policy.flatten() + 0.3, 1)
+        after = agent.act(OBS, FIRST)
+    other = agent_of(evaluate=True)
+    other.load(agent.policy.flatten(), 1)
+    expected = other.act(OBS, FIRST)
+    np.testing.assert_array_equal(after.action, expected.action)
+    np.testing.assert_array_equal(after.option, expected.option)
+    assert not np.allclose(before, after.action)
