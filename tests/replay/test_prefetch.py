@@ -43,7 +43,7 @@ class Crew:
 
 class _Hand:
     def __init__(self, ring):
-        self.ring, self.control = ring, SimpleNamespace(steps_allowed=0)
+        self.ring, self.control, self.is_placed = ring, SimpleNamespace(steps_allowed=0), True
 
     @property
     def head(self):
