@@ -43,7 +43,8 @@ class Crew:
 
 class _Hand:
     def __init__(self, ring):
-        self.ring, self.control, self.is_placed = ring, SimpleNamespace(steps_allowed=0), True
+        self.ring, self.control = ring, SimpleNamespace(steps_allowed=0)
+        self.is_placed, self.pid = True, None
 
     @property
     def head(self):
