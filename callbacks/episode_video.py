@@ -40,9 +40,10 @@ class EpisodeVideo(pl.Callback):
     by the environment steps (ten digits):
 
     * ``<steps>.npz``. Arrays over all S steps of the E episodes, one after the other: ``obs`` [S, O] raw, ``action``
-      [S, A] in [-1, 1], ``option`` [S], ``switched`` [S], ``reward`` [S], ``terminated`` [S], ``truncated`` [S],
-      ``success`` [S] (NaN where the task has none), ``episode`` [S] and ``step`` [S], both from 0; ``termination`` [S]
-      (probability that the running option ends here; NaN at first steps and with one option), ``option_probs`` [S, K]
+      [S, A] in [-1, 1] (of discrete tasks its number [S, 1], an integer), ``option`` [S], ``switched`` [S], ``reward``
+      [S], ``terminated`` [S], ``truncated`` [S], ``success`` [S] (NaN where the task has none), ``episode`` [S] and
+      ``step`` [S], both from 0; ``termination`` [S] (probability that the running option ends here; NaN at first steps
+      and with one option), ``option_probs`` [S, K]
       and ``q`` [S, K] (value of every option with its own action, for the running option with the action that was
       taken; the smaller critic, in units of the task's reward). ``frames`` [F, H, W, 3] uint8, at most 24 of an
       episode, evenly spaced, without any drawing, ``frame_episode`` [F] and ``frame_step`` [F]. The last image of an
@@ -52,7 +53,8 @@ class EpisodeVideo(pl.Callback):
       images with the running option and the time line of options so far.
 
     TensorBoard gets ``episode/strip``: images in a row above the episode's options. Where no images can be taken, one
-    warning says why, and the arrays are written all the same.
+    warning says why, and the arrays are written all the same. Where nothing can be played or written, such as on a full
+    disk, one warning says so, and nothing more is recorded; the run goes on.
 
     A recording takes as long as playing and drawing do. The next one waits until it has cost no more than ``share`` of
     the time; the last evaluation of a run is always recorded.
@@ -106,12 +108,12 @@ class EpisodeVideo(pl.Callback):
         if not self._can_write or not (is_due or trainer.should_stop):
             return
         started = time.monotonic()
-        steps = self._play(trainer, pl_module)
-        if steps is None:  # the run is being stopped
-            return
         try:
+            steps = self._play(trainer, pl_module)
+            if steps is None:  # the run is being stopped
+                return
             self._write(trainer, pl_module, steps)
-        except OSError as error:
+        except (OSError, WorkerError, ConfigError) as error:
             log.warning("EpisodeVideo: %s; no more episodes are recorded, the run goes on", error)
             self._can_write = False
         cost = time.monotonic() - started
@@ -162,10 +164,19 @@ class EpisodeVideo(pl.Callback):
             "env_steps": module.env_steps, "updates": module.updates,
             "greedy": self.greedy and bool(module.settings.greedy_options),
         }  # fmt: skip
+        if module.spec is not None and module.spec.num_actions:
+            arrays["action"] = arrays["action"].astype(
+                np.int64
+            )  # lest numbers of actions be taken for their components
         part = file.with_suffix(".part")
-        with part.open("wb") as stream:
-            np.savez_compressed(stream, **arrays, **numbers)  # type: ignore[arg-type]
-        os.replace(part, file)  # whoever reads meanwhile sees whole files alone
+        try:
+            with part.open("wb") as stream:
+                np.savez_compressed(stream, **arrays, **numbers)  # type: ignore[arg-type]
+            os.replace(part, file)  # whoever reads meanwhile sees whole files alone
+        except OSError as error:  # that of a full disk names no file
+            raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+        finally:
+            part.unlink(missing_ok=True)
         if importlib.util.find_spec("PIL") is None:
             return
         if len(arrays["frames"]):
@@ -187,4 +198,5 @@ class EpisodeVideo(pl.Callback):
             write_video(file.with_suffix(suffix), episodes, min(30.0, max(4.0, rate)))
         except Exception as error:  # codecs fail in ways of their own
             self._can_encode = False
+            file.with_suffix(suffix).unlink(missing_ok=True)  # what there is of it cannot be played
             log.warning("EpisodeVideo: no videos: %s. The images are in %s", error, file)

@@ -159,7 +159,8 @@ class OptionDiagnostics(UpdateCallback):
     def _write_histograms(self, module: OptionCritic, option: Tensor, ending: Tensor) -> None:
         if not self.histograms or self._trainer is None:
             return
-        option, ending = option.cpu(), ending.cpu()
+        finite = ending.isfinite()  # of others no histogram can be made; that a run has diverged its losses tell
+        option, ending = option[finite].cpu(), ending[finite].cpu()
 
         def write(writer: Any) -> None:
             for k in range(module.policy.num_options):
@@ -173,6 +174,8 @@ class OptionDiagnostics(UpdateCallback):
         if embedding is None:
             return {}
         weight = embedding.weight.detach().float()
+        if not bool(weight.isfinite().all()):  # they have no singular values
+            return {}
         singular = torch.linalg.svdvals(weight)
         rank = torch.special.entr(singular / singular.sum()).sum().exp()
         directions = torch.nn.functional.normalize(weight, dim=1)

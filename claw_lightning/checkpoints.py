@@ -137,6 +137,8 @@ def read_checkpoint(path: str, training: bool = False) -> dict[str, Any]:
         content = torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:  # whatever a broken archive raises
         raise ConfigError(f"ckpt_path: {path} is not a readable checkpoint ({_what(file, error)})") from error
+    if damage := _damage(file):  # of which torch takes no notice: it would be other weights
+        raise ConfigError(f"ckpt_path: {path} is not a readable checkpoint ({damage})")
     if not (isinstance(content, dict) and isinstance(content.get("claw"), dict) and "state_dict" in content):
         raise ConfigError(
             f"ckpt_path: {path} was not written by claw-lightning; give a run's last.ckpt or best.ckpt"
@@ -178,10 +180,24 @@ def _is_weights(content: Any) -> bool:
     return isinstance(content, dict) and any(isinstance(value, torch.Tensor) for value in content.values())
 
 
+def _damage(file: Path) -> str | None:
+    """What is wrong with an archive by its own checksums; None: nothing, or it is no archive."""
+    if not zipfile.is_zipfile(file):
+        return None
+    try:
+        with zipfile.ZipFile(file) as archive:
+            part = archive.testzip()
+    except Exception:  # damage raises what it happens to hit: BadZipFile, UnicodeDecodeError, zlib.error
+        return "it is damaged: its table of contents cannot be read; copy it again, or take another one"
+    return f"it is damaged: the checksum of {part} is wrong; copy it again, or take another one" if part else None
+
+
 def _what(file: Path, error: Exception) -> str:
     """Why a file cannot be read, in words that help."""
     if file.stat().st_size == 0:
         return "it is empty"
+    if damage := _damage(file):
+        return damage
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()

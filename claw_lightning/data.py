@@ -1744,8 +1744,8 @@ class ReplayDataModule(pl.LightningDataModule):
             the arrays of :meth:`Film.arrays` instead, and ``frame_error``: why there are no images, or None.
 
         Raises:
-            WorkerError, ConfigError: the evaluator failed for good. One that was to take images is then closed, and the
-                next evaluation has one that takes none.
+            WorkerError, ConfigError: the evaluator failed for good. One that was to take images, or to play for a film,
+                is then closed, and the next evaluation has a new one that takes none.
         """
         self.run_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.run_folder, prefix="rollouts-") as folder:
@@ -1756,7 +1756,7 @@ class ReplayDataModule(pl.LightningDataModule):
             try:
                 result = self.evaluate(policy, agent, episodes, seed, record=record)
             except (WorkerError, ConfigError):
-                if frames:  # the next one draws nothing: perhaps that was what it died of
+                if frames or film is not None:  # the next one draws nothing: perhaps that was what it died of
                     self._close_evaluator()
                 raise
             if result is None:

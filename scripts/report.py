@@ -38,6 +38,8 @@ def write_page(html: str, file: Path) -> None:
     if file.exists() and not file.is_file():
         raise ReportError(f"--output {name} is no file that could be replaced; name one, such as report.html")
     try:
+        if file.exists() and not _is_page(file):
+            raise ReportError(f"--output {name} is there, and no page; give another name, such as report.html")
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False) as stream:
             try:
                 stream.write(html)
@@ -49,6 +51,12 @@ def write_page(html: str, file: Path) -> None:
                 raise
     except OSError as error:
         raise ReportError(f"--output {name} cannot be written: {error.strerror or error}") from error
+
+
+def _is_page(file: Path) -> bool:
+    """Whether a file may be replaced: a page, or nothing yet. A checkpoint or a config.yaml may not."""
+    with file.open("rb") as stream:
+        return stream.read(64).lstrip()[:9].lower() in (b"", b"<!doctype")
 
 
 def _umask() -> int:
@@ -99,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReportError as error:
         print(f"report: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -237,6 +237,26 @@ def test_a_damaged_replay_says_what_to_remove_and_then_the_run_goes_on(capsys, r
     assert cli.main([*FAST, *LIMITS, *resume]) == 0
 
 
+def test_a_damaged_checkpoint_is_told_wherever_the_damage_is(tmp_path):
+    """Also in the weights, whose checksums torch does not look at, and where the archive's own table is hit."""
+    file = tmp_path / "last.ckpt"
+    torch.save({"claw": {}, "state_dict": {"weight": torch.arange(500.0)}, "optimizer_states": []}, file)
+    content = file.read_bytes()
+    weights = content.index(torch.arange(500.0).numpy().tobytes())
+    table = content.index(b"PK\x01\x02")
+    for at, value, told in (
+        (weights + 99, b"\x7f", "checksum"),
+        (table, b"\0", "table"),
+        (table + 50, b"\xff", "table"),
+    ):
+        file.write_bytes(content[:at] + value + content[at + 1 :])
+        with pytest.raises(ConfigError, match=f"not a readable checkpoint .it is damaged: .*{told}"):
+            read_checkpoint(str(file))
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="lacks spec"):
+        read_checkpoint(str(file))
+
+
 # -- whose files may be written over ----------------------------------------------------------------------------------
 
 WITHOUT = ["--trainer.logger=false", "--data.max_env_steps=140", *LIMITS]

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import logging
 import os
+import re
+import signal
 import sys
 import tempfile
 import warnings
@@ -99,7 +101,8 @@ def load(checkpoint: str) -> OptionCritic:
         assert path is not None
         read_checkpoint(path)
     except ConfigError as error:  # which speaks of the option of the command `lightning`
-        raise ConfigError(str(error).replace("ckpt_path", "CHECKPOINT")) from error
+        said = re.sub(r",? or leave (it|ckpt_path) out[^;]*", "", str(error))  # here it cannot be
+        raise ConfigError(said.replace("ckpt_path", "CHECKPOINT")) from error
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     config = Path(path).resolve().parents[1] / "config.yaml"
@@ -164,6 +167,8 @@ def main(given: list[str] | None = None) -> int:
     """Entry point; exit status 0, 1 (refused, or the file differs) or 2 (arguments)."""
     arguments = parse_args(given)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    # As Ctrl-C: what was begun is taken away, and the process that plays the file is ended.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         exported = export_checkpoint(
             arguments.checkpoint, arguments.output, arguments.student, arguments.format, arguments.force
@@ -173,6 +178,8 @@ def main(given: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     with contextlib.suppress(BrokenPipeError):
         print(report(exported))
     return 0

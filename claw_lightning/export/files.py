@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import logging
 import warnings
@@ -123,9 +124,11 @@ def _write_torch(graph: PolicyGraph, metadata: dict[str, Any], path: Path) -> No
     for node in program.graph.nodes:
         for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
             node.meta.pop(name, None)
-    # Through an open file: torch.export.save asks for one name, and the file is written aside under another.
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={METADATA_FILE: json.dumps(metadata)})
+    # By way of memory: torch.export.save asks for one name, and the file is written aside under another; and on a full
+    # disk torch's writer ends the process.
+    stream = io.BytesIO()
+    torch.export.save(program, stream, extra_files={METADATA_FILE: json.dumps(metadata)})
+    path.write_bytes(stream.getbuffer())
 
 
 @contextlib.contextmanager

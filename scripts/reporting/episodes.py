@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +64,9 @@ class Recording:
                 if missing:
                     raise ReportError(f"{file.name} lacks {', '.join(missing)}")
                 found = {name: arrays[name] for name in NEEDED}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except ReportError:
+            raise
+        except Exception as error:  # damage raises what its reader does: of zip, zlib, or of Python's own parser
             raise ReportError(f"{file.name} cannot be read ({type(error).__name__})") from error
         if not len(found["step"]):
             raise ReportError(f"{file.name} holds no steps")

@@ -353,6 +353,8 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         by_config.setdefault(tuple(sorted(essential(run.config).items())), []).append(run)
     groups = [Group(_letter(number), members) for number, members in enumerate(by_config.values())]
+    for group in groups:
+        _note_equal_seeds(group)
     keys = list(differences(groups))
     # The algorithm and the task say more than sizes and times.
     keys.sort(key=lambda key: (not key.startswith(("data.env.init_args.task", "model.num_options")), key))
@@ -360,6 +362,19 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         values = essential(group.runs[0].config)
         group.label = ", ".join(f"{_short(key)} {values.get(key, 'unset')[:40]}" for key in keys[:2])
     return groups
+
+
+def _note_equal_seeds(group: Group) -> None:
+    """A run that went on with another one would count as a further seed."""
+    first: dict[Any, Run] = {}
+    for run in group.runs:
+        seed = run.setting("seed_everything")
+        before = first.setdefault(seed, run) if seed is not None else run
+        if before is not run:
+            run.notes.append(
+                f"It has the settings and the seed of {before.folder}, and counts as a run of its own all the same; "
+                "where it went on with that one (ckpt_path), report one of the two."
+            )
 
 
 def _letter(number: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from callbacks import EpisodeVideo
+from callbacks import EpisodeVideo, episode_video
 from callbacks.episode_drawing import BACKGROUND, annotated, colour, film_strip, time_line
 from claw_lightning import cli
 from claw_lightning.data import EnvConfig
@@ -113,12 +113,12 @@ class Data:
 
     eval_seed = 0
 
-    def __init__(self, seconds=0.0, error=None):
-        self.seconds, self.error, self.calls = seconds, error, []
+    def __init__(self, seconds=0.0, error=None, fails_always=False):
+        self.seconds, self.error, self.calls, self.fails_always = seconds, error, [], fails_always
 
     def record(self, policy, agent, episodes, seed, frames, film, draws_options):
         self.calls.append(frames)
-        if self.error is not None and frames:
+        if self.error is not None and (frames or self.fails_always):
             raise self.error
         time.sleep(self.seconds)
         return {"step": np.zeros(0), "frame_error": None}
@@ -158,6 +158,45 @@ def test_a_camera_that_failed_is_not_tried_again(error, caplog):
     validate(EpisodeVideo(share=1.0), data, 2)
     assert data.calls == [1, 0, 0]
     assert caplog.text.count("EpisodeVideo: no images") == 1
+
+
+@pytest.mark.parametrize("error", [WorkerError("gone"), ConfigError("wrong"), OSError(28, "No space left on device")])
+def test_a_recording_that_cannot_be_played_ends_no_run(error, caplog):
+    data = Data(error=error, fails_always=True)
+    validate(EpisodeVideo(share=1.0), data, 3)
+    assert len(data.calls) <= 2
+    assert caplog.text.count("no more episodes are recorded, the run goes on") == 1
+
+
+def written(tmp_path, monkeypatch, num_actions=0):
+    """What :meth:`EpisodeVideo._write` makes of two steps."""
+    monkeypatch.setattr(episode_video, "run_folder", lambda trainer: tmp_path)
+    monkeypatch.setattr(episode_video, "judge_episodes", lambda module, steps: {})
+    zeros = np.zeros(2, np.int32)
+    steps = dict.fromkeys(episode_video.FIELDS, zeros) | {"action": np.array([[2.0], [0.0]], np.float32)}
+    steps |= {"frames": np.zeros((0, 0, 0, 3), np.uint8), "frame_episode": zeros[:0], "frame_step": zeros[:0]}
+    settings = SimpleNamespace(gamma=0.9, num_options=1, greedy_options=True)
+    module = SimpleNamespace(
+        env_steps=3, updates=4, settings=settings, spec=SimpleNamespace(num_actions=num_actions, control_frequency=0.0)
+    )
+    EpisodeVideo()._write(SimpleNamespace(loggers=[]), module, steps)
+
+
+def test_discrete_actions_are_recorded_as_integers(tmp_path, monkeypatch):
+    written(tmp_path, monkeypatch, num_actions=3)
+    with np.load(tmp_path / "episodes" / "0000000003.npz") as found:
+        assert found["action"].dtype == np.int64 and found["action"].tolist() == [[2], [0]]
+
+
+def test_a_full_disk_leaves_no_half_recording_and_is_told_by_name(tmp_path, monkeypatch):
+    def full(stream, **arrays):
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*0000000003\.npz"):
+        written(tmp_path, monkeypatch)
+    assert not list((tmp_path / "episodes").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import distributions
+from torch.utils.tensorboard import SummaryWriter
 
 from callbacks import OptionDiagnostics
 from claw_lightning.inspection import action_divergence, undisturbed
@@ -154,6 +155,20 @@ def test_histograms_hold_the_arriving_options_probabilities():
         beta = module.policy.beta(module.policy.normalizer(batch.obs[0]))
     torch.testing.assert_close(written["termination/option_0"], beta[:3, 0])
     torch.testing.assert_close(written["termination/option_1"], beta[3:5, 1])
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "gaussian"])
+def test_networks_that_have_diverged_are_left_to_the_check_of_the_losses(kind, tmp_path):
+    """Which names the setting to lower; it comes after the callbacks' figures."""
+    module = make_module(num_options=3, actor=kind, build=True)
+    for parameter in module.parameters():
+        parameter.data.fill_(math.nan)
+    with SummaryWriter(str(tmp_path)) as writer:
+        logger = SimpleNamespace(experiment=writer)
+        diagnostics = OptionDiagnostics()
+        diagnostics.setup(SimpleNamespace(is_global_zero=True, loggers=[logger]), module, "fit")
+        diagnostics.on_batch_sampled(None, module, make_batch(num_options=3, previous_option=np.ones((2, 8))))
+        assert math.isnan(diagnostics.metrics()["entropy/option_policy"])
 
 
 def test_a_block_that_draws_and_counts_in_training_is_left_as_it_was():

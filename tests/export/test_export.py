@@ -1,7 +1,9 @@
 """Exported files against agents: every kind of policy, checked in a process that cannot import the package."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -228,6 +230,8 @@ def test_what_is_wrong_is_one_line_and_leaves_nothing(checkpoint, tmp_path, monk
     assert "nowhere.ckpt does not exist" in refused(capsys, "nowhere.ckpt", *out)
     assert "CHECKPOINT: text.ckpt is not a readable checkpoint" in refused(capsys, "text.ckpt", *out)
     assert "truncated" in refused(capsys, "short.ckpt", *out)
+    assert refused(capsys, "", *out).endswith("CHECKPOINT is empty; give a file, a run's folder, last or best")
+    assert refused(capsys, "last", *out).endswith("no run in runs has written checkpoints; give a file")
     assert "shape.ckpt cannot be loaded" in refused(capsys, "shape.ckpt", *out)
     assert "distilled no student" in refused(capsys, checkpoint, *out, "--student")
     assert "there.onnx exists; --force" in refused(capsys, checkpoint, "--output", "there.onnx")
@@ -248,6 +252,32 @@ def test_a_file_that_differs_gets_no_name(checkpoint, tmp_path, monkeypatch, cap
     monkeypatch.setattr(command, "write", lambda graph, metadata, path, kind: path.write_text(""))
     line = refused(capsys, checkpoint, "--output", tmp_path / "policy.onnx")
     assert "was not written: action differs" in line and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_as_such():
+    """Of torch's own writer it would be the end of the process."""
+    module = make_module(num_options=2, build=True).eval()
+    graph = PolicyGraph(module.agent(), module.spec)
+    with pytest.raises(OSError, match="No space left on device"):
+        write(graph, describe(graph, module, False), Path("/dev/full"), "torch")
+
+
+def test_sigterm_leaves_nothing(checkpoint, tmp_path, monkeypatch):
+    def stopped(graph, metadata, path, kind):
+        path.write_text("half")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(command, "write", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    # Where nothing is done about it, this process is not to end here.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            command.main([str(checkpoint), "--output", str(tmp_path / "policy.onnx")])
+        assert caught.value.code == 143 and not list(tmp_path.iterdir())
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import math
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -64,6 +65,15 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(groups):
     assert runs.differences(groups) == {"model.num_options": ["4", "1"]}
 
 
+def test_runs_of_one_seed_are_told(tmp_path):
+    found = [runs.Run(tmp_path / str(i), config={"seed_everything": seed}) for i, seed in enumerate((7, 8, 7))]
+    unknown = [runs.Run(tmp_path / name) for name in "ab"]
+    (group, _) = runs.group_runs([*found, *unknown])
+    assert group.runs == found
+    assert [len(run.notes) for run in (*found, *unknown)] == [0, 0, 1, 0, 0]
+    assert str(found[0].folder) in found[2].notes[0]
+
+
 def test_callbacks_that_only_look_make_no_other_group():
     def config(*callbacks):
         return {"trainer": {"callbacks": [{"class_path": name} for name in callbacks]}}
@@ -92,6 +102,24 @@ def test_a_recording_that_is_torn_is_left_out_and_told(folders, tmp_path):
     run = runs.read_run(tmp_path / "run")
     found = detail.describe(runs.Group("A", [run]), 5)
     assert len(found.moments) == 1 and last.name in run.notes[-1]
+
+
+def test_a_recording_that_is_damaged_within_is_told(tmp_path):
+    file = tmp_path / "0000001000.npz"
+    np.savez_compressed(file, **recording())
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+        start = archive.getinfo("frames.npy").header_offset + 80
+    content = file.read_bytes()
+    file.write_bytes(content[:start] + b"\xff" * 40 + content[start + 40 :])  # zlib.error, or a wrong checksum
+    with pytest.raises(runs.ReportError, match=r"0000001000.npz cannot be read"):
+        Recording(file)
+    members["frames.npy"] = members["frames.npy"].replace(b"), }", b"),  ", 1)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    with pytest.raises(runs.ReportError, match=r"0000001000.npz cannot be read \(TokenError\)"):
+        Recording(file)
 
 
 def test_counts_of_a_histogram_are_moved_to_equal_bins():
@@ -141,11 +169,25 @@ def test_an_output_that_cannot_be_written_is_one_line(folders, tmp_path, monkeyp
 
 def test_a_page_is_replaced_by_a_whole_one_only(folders, tmp_path, monkeypatch):
     file = tmp_path / "report.html"
-    file.write_text("old")
+    file.write_text("<!doctype html>old")
     monkeypatch.setattr(report, "render", lambda groups, moments: "\ud800")  # cannot be encoded
     with pytest.raises(UnicodeEncodeError):
         report.main([str(folders / "plain"), "--output", str(file)])
-    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+    assert file.read_text() == "<!doctype html>old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_is_no_page_is_not_replaced(folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "render", lambda groups, moments: "<!DOCTYPE html>new")
+    file = tmp_path / "config.yaml"
+    file.write_text("precious")
+    assert report.main([str(folders / "plain"), "--output", str(file)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"report: error: --output {file} is there, and no page; give another name")
+    assert file.read_text() == "precious"
+    for content in ("", "\n<!doctype html>old"):
+        file.write_text(content)
+        assert report.main([str(folders / "plain"), "--output", str(file)]) == 0
+        assert file.read_text() == "<!DOCTYPE html>new"
 
 
 # -- figures over seeds -----------------------------------------------------------------------------------------------
