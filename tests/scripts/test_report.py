@@ -19,6 +19,8 @@ from reporting.charts import OPTION_COLORS, number  # noqa: E402
 from reporting.episodes import Recording, characteristic_frames, option_figures, values  # noqa: E402
 from reporting.joints import component_names  # noqa: E402
 
+from callbacks.episode_drawing import PALETTE  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
@@ -473,3 +475,7 @@ def test_pictures_without_a_browser_are_refused_in_one_line(folders, tmp_path, m
     arguments = [str(folders / "plain"), "--output", str(tmp_path / "r.html"), "--png", str(tmp_path / "png")]
     assert report.main(arguments) == 1
     assert "apt-get install" in capsys.readouterr().err
+
+
+def test_options_have_the_colours_of_their_videos():
+    assert [f"#{r:02X}{g:02X}{b:02X}" for r, g, b in PALETTE] == list(OPTION_COLORS)
