@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-#: Colours that people of all kinds of colour vision tell apart (Okabe and Ito 2008, and four more), then the same darker;
-#: those of scripts/report.py.
+#: Colours that people of all kinds of colour vision tell apart (Okabe and Ito 2008, and four more), then the same
+#: darker; those of scripts/report.py.
 PALETTE = (
     (0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0),
     (201, 180, 0), (140, 140, 140), (170, 68, 153), (17, 119, 51), (153, 153, 51), (166, 94, 46),
