@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -29,7 +30,7 @@ def test_a_full_disk_is_one_line_a_minute_and_then_a_new_writer(tmp_path, clock,
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TensorBoardLogger, "log_metrics", log_metrics)
-    logger._experiment = object()
+    logger._experiment = SimpleNamespace(add_custom_scalars=lambda layout: None)
     for value in range(5):
         logger.log_metrics({"a": value}, 1)
     assert calls == [{"a": 0}] and logger._experiment is None
