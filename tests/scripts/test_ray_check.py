@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from claw_lightning.pool import LocalWorker
 from claw_lightning.rollout.envs.diagnostic import CodedEnv
 from tests.builders import collector_of
 from tests.scripts.loading import load_script
@@ -97,3 +98,40 @@ def test_costs_and_ratios(check, tmp_path):
 def test_a_fault_or_a_store_that_grows_is_a_failure(check, fault):
     local, parts = turns(1.0, learner=0.5, worker=0.5), {"learner": 0.6, "worker": 0.5, "host": 0.3, "ray": 0.2}
     assert check.report({"local": local, "ray": turns(2.0, **fault, **parts)}, 1, 1, None) == 1
+
+
+class Nearby:
+    """A cluster whose workers are processes of this machine."""
+
+    def __init__(self, config, mailbox):
+        self.mailbox, self.received_bytes = mailbox, 0
+
+    def connect(self, num_workers):
+        self.num_workers = num_workers
+
+    def worker(self, name, command, fds, log_path, ring):
+        command.settings.update(
+            layout=ring.layout.settings(), num_steps=ring.num_steps, ring_fd=ring.block.fd,
+            mailbox_fd=self.mailbox.block.fd,
+        )  # fmt: skip
+        return LocalWorker(name, command, fds, log_path, ring)
+
+    def store_used(self):
+        self.received_bytes += 1000
+        return 1e6
+
+    def close(self):
+        self.num_workers = 0
+
+
+def test_a_whole_check_of_real_workers(check, monkeypatch, tmp_path, capsys):
+    path = tmp_path / "ray.json"
+    monkeypatch.setattr(check, "RayCluster", Nearby)
+    arguments = "--rows 640 --lanes 8 --rounds 2 --obs 12 --actions 2 --simulator-us 50"
+    monkeypatch.setattr("sys.argv", ["ray_check.py", *arguments.split(), "--json", str(path)])
+    assert check.main() == 0
+    found = json.loads(path.read_text())
+    assert found["faults"] == 0 and [turn["rows"] for turn in found["turns"]["ray"]] == [320, 320]
+    # Both kinds of workers are told apart, and both compute.
+    assert all(turn["parts"]["worker"] >= 320 * 40e-6 for turns in found["turns"].values() for turn in turns)
+    assert "costs" in capsys.readouterr().out
