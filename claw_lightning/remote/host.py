@@ -32,7 +32,11 @@ from claw_lightning.rollout.ring import LaneRing, RowLayout
 #: Seconds that a call waits for rows before it returns without: the rate of the heartbeats that the learner sees.
 PATIENCE = 0.2
 #: Seconds between looks at the ring while a call waits.
-LOOK_SECONDS = 0.002
+LOOK_SECONDS = 0.004
+#: How many times as long rows wait for company while their worker can go on: each reply costs as much as many rows.
+PATIENT_INTERVALS = 8
+#: Messages that can wait with the rows they belong to; there is one for every step in which an episode ends.
+PATIENT_KINDS = {"episodes"}
 #: Bytes of rows for which a call returns at once, and that it returns at most.
 EARLY_BYTES, MOST_BYTES = 1 << 20, 4 << 20
 #: Bytes of the worker's log that go with one call, and that are kept on the node.
@@ -126,7 +130,8 @@ class Host:
         """Wait a moment for rows; return all that is new.
 
         Args:
-            interval: seconds between replies with a few rows; many come at once.
+            interval: seconds between replies with few rows while the worker can go no further, and an eighth of those
+                while it can. Many rows come at once.
 
         Returns:
             ``rows``, ``finals``, ``images`` (uint8 arrays, as in :class:`Block`) and where they begin; ``messages``
@@ -144,8 +149,11 @@ class Host:
                 found, has_ended = worker.messages()
                 messages += found
             unsent = (self.ring.head - self._sent.head) * self.ring.num_lanes * self.ring.layout.step_bytes
-            is_due = unsent > 0 and now - self._last_reply >= interval
-            if is_due or unsent >= EARLY_BYTES or messages or has_ended or self._failure or now >= until:
+            # A worker that has come to its limit may wait for the learner, and the learner for these very rows.
+            can_go_on = worker is not None and self.ring.head < worker.control.steps_allowed
+            is_due = now - self._last_reply >= interval * (PATIENT_INTERVALS if can_go_on else 1)
+            is_urgent = unsent >= EARLY_BYTES or any(each["kind"] not in PATIENT_KINDS for each in messages)
+            if is_urgent or (is_due and (unsent or messages)) or has_ended or self._failure or now >= until:
                 break
             time.sleep(LOOK_SECONDS)
         block = cut_block(self.ring, self._sent, MOST_BYTES)

@@ -2,16 +2,18 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import claw_lightning.process
+from claw_lightning.remote import host as host_module
 from claw_lightning.remote.blocks import Block, append_block, unsent_limit
 from claw_lightning.remote.host import Host
 from claw_lightning.rollout.control import PHASES
 from claw_lightning.rollout.ring import LaneRing, RowLayout
-from tests.builders import FAKES, PATIENCE
+from tests.builders import FAKES, PATIENCE, write_step
 
 NAMES = ("head", "rows", "first_final", "finals", "first_image", "images")
 
@@ -134,3 +136,46 @@ def test_the_process_sees_the_gpu_that_was_given(host_of):
     collect_until(host, lambda reply: reply["messages"])
     assert host._worker.command.environment()["CUDA_VISIBLE_DEVICES"] == "3"
     assert host._worker.command.python == sys.executable
+
+
+class Clock:
+    """Time that passes by sleeping alone, in place of the module ``time``."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Idle:
+    """A worker that has said something and may write ``steps_allowed`` vector steps."""
+
+    def __init__(self, steps_allowed, kind):
+        self.control = SimpleNamespace(steps_allowed=steps_allowed, state=dict)
+        self._unsaid = [{"kind": kind}]
+
+    def messages(self):
+        said, self._unsaid = self._unsaid, []
+        return said, False
+
+
+@pytest.mark.parametrize(
+    "steps_allowed, kind, intervals",
+    [(100, "episodes", 8), (1, "episodes", 1), (100, "echo", 0)],
+    ids=["can go on", "waits for the learner", "has something to say"],
+)
+def test_few_rows_wait_for_company_unless_somebody_waits_for_them(host_of, monkeypatch, steps_allowed, kind, intervals):
+    host, clock, interval = host_of(), Clock(), 0.02
+    monkeypatch.setattr(host_module, "time", clock)
+    monkeypatch.setattr(host, "_allow", lambda: None)
+    host._worker, host._last_reply = Idle(steps_allowed, kind), clock.now
+    write_step(host.ring, [[1.0]], [0])
+    reply = host.collect(interval)
+    waited = clock.now - 100.0
+    host._worker = None
+    assert len(reply["rows"]) == 1 and len(reply["messages"]) == 1
+    assert interval * intervals - 1e-9 <= waited <= interval * intervals + host_module.LOOK_SECONDS

@@ -39,4 +39,6 @@ def test_settings_and_numbers_are_those_of_the_code():
     assert named == {each.name for each in fields(RayConfig)}
     assert blocks.UNSENT_BYTES == 8 << 20 and host.MOST_BYTES == 4 << 20 and cluster.IN_FLIGHT == 2
     assert cluster.PARAMETER_SECONDS == 0.02 and blocks.LEAST_STEPS // 4 - 2 == 14
+    assert (cluster.REPLY_SECONDS, cluster.REPLY_SECONDS_PER_WORKER) == (0.005, 0.0005)
+    assert (host.PATIENT_INTERVALS, host.EARLY_BYTES) == (8, 1 << 20)
     assert (cluster.PLACING_PATIENCE, cluster.PLACING_INTERVAL) == (10.0, 60.0)

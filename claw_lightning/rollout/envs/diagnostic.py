@@ -148,6 +148,7 @@ class CodedEnv(VectorEnv):
         min_length, max_length: bounds of the episodes' lengths.
         autoreset: ``next_step``, or ``same_step`` with true final observations.
         step_seconds: sleep per vector step; can be changed while it runs.
+        compute_seconds: processor time that each environment step takes besides, as a simulator's does.
         mark_process: whether rows hold the number of their process; without it equal seeds give equal rows.
         states_size: S; states are the first S numbers of their observation with the other sign.
 
@@ -168,6 +169,7 @@ class CodedEnv(VectorEnv):
         step_seconds: float = 0.0,
         mark_process: bool = True,
         states_size: int = 0,
+        compute_seconds: float = 0.0,
     ) -> None:
         if task != "coded":
             raise EnvError("%s.task: CodedEnv has the task 'coded' alone, not '%s'" % (INIT_ARGS, task))
@@ -183,7 +185,8 @@ class CodedEnv(VectorEnv):
             raise EnvError("%s.autoreset: next_step or same_step, not '%s'" % (INIT_ARGS, autoreset))
         self.num_envs = num_envs
         self._lengths = (min_length, max_length)
-        self._step_seconds = self._checked_seconds(step_seconds)
+        self._step_seconds = self._checked_seconds("step_seconds", step_seconds)
+        self._compute_seconds = self._checked_seconds("compute_seconds", compute_seconds)
         self.spec = EnvSpec(
             task=task,
             obs_size=obs_size,
@@ -216,6 +219,9 @@ class CodedEnv(VectorEnv):
         """See :meth:`VectorEnv.step`."""
         if self._step_seconds > 0:
             time.sleep(self._step_seconds)
+        until = time.thread_time() + self._compute_seconds * self.num_envs
+        while self._compute_seconds > 0 and time.thread_time() < until:
+            pass
         border = self._over.copy()
         reward = coded_reward(self._header)
         reward[border] = 0.0
@@ -256,12 +262,12 @@ class CodedEnv(VectorEnv):
         """See :meth:`VectorEnv.configure`: ``step_seconds``."""
         if sorted(settings) != ["step_seconds"]:
             super().configure(**settings)
-        self._step_seconds = self._checked_seconds(settings["step_seconds"])
+        self._step_seconds = self._checked_seconds("step_seconds", settings["step_seconds"])
 
     @staticmethod
-    def _checked_seconds(value: Any) -> float:
+    def _checked_seconds(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 3600.0:
-            raise EnvError("%s.step_seconds: must be a number of seconds, not %r" % (INIT_ARGS, value))
+            raise EnvError("%s.%s: must be a number of seconds, not %r" % (INIT_ARGS, name, value))
         return float(value)
 
     def _open(self, lanes: np.ndarray) -> None:

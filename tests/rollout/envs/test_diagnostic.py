@@ -170,6 +170,7 @@ def test_arrays_belong_to_the_caller(mode):
         ({"min_length": 9, "max_length": 8}, "min_length"),
         ({"autoreset": "never"}, "autoreset"),
         ({"step_seconds": -1.0}, "step_seconds"),
+        ({"compute_seconds": "long"}, "compute_seconds"),
     ],
 )
 def test_wrong_settings_of_coded_rows_are_named(settings, word):
@@ -340,3 +341,11 @@ def test_a_wrapped_adapter_imports_what_it_must_before_torch(monkeypatch):
     FaultyEnv.import_first({"adapter": "CodedEnv", "adapter_args": {"task": "coded"}, "at": {}})
     FaultyEnv.import_first({})
     assert asked == [{"task": "coded"}]
+
+
+def test_a_coded_simulator_can_take_processor_time():
+    env = CodedEnv(num_envs=4, compute_seconds=0.002)
+    env.reset()
+    started = time.thread_time()
+    env.step(np.zeros((4, 2), np.float32))
+    assert time.thread_time() - started >= 0.008
