@@ -24,11 +24,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+from scale_model import OneLineParser
 
+from claw_lightning.errors import ConfigError
 from claw_lightning.pool import FailurePolicy, LocalWorker, WorkerCommand, WorkerPool
 from claw_lightning.remote.cluster import RayCluster
 from claw_lightning.remote.config import RayConfig
-from claw_lightning.rollout.envs.diagnostic import EPISODE, LANE, PROCESS, STEP, check_rows
+from claw_lightning.rollout.envs.diagnostic import EPISODE, LANE, MIN_OBS_SIZE, PROCESS, STEP, check_rows
 from claw_lightning.rollout.mailbox import Mailbox
 from claw_lightning.rollout.networks import Policy
 from claw_lightning.rollout.ring import BORDER, FIRST, TERMINATED, TRUNCATED, LaneRing, RowLayout
@@ -133,17 +135,31 @@ def drive(pool: WorkerPool, steps: int, store: Any, meter: Any) -> dict[str, Any
             "store_first": used[0], "store_most": max(used), "store_last": store()}  # fmt: skip
 
 
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return int(text)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="environment steps of each kind")
-    parser.add_argument("--lanes", type=int, default=256, help="environments of each worker")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=4, help="turns of each kind")
+    """Entry point; returns the exit status."""
+    parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=count, default=1_000_000, help="environment steps of each kind")
+    parser.add_argument("--lanes", type=count, default=256, help="environments of each worker")
+    parser.add_argument("--workers", type=count, default=1)
+    parser.add_argument("--rounds", type=count, default=4, help="turns of each kind")
     parser.add_argument("--obs", type=int, default=211, help="observations of a row; 211 are a Shadow Hand's")
-    parser.add_argument("--actions", type=int, default=20, help="actions of a row")
+    parser.add_argument("--actions", type=count, default=20, help="actions of a row")
     parser.add_argument("--simulator-us", type=float, default=0.0, help="processor time of an environment step")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     args = parser.parse_args()
+    if args.obs < MIN_OBS_SIZE:
+        parser.error(f"--obs must be at least {MIN_OBS_SIZE}, not {args.obs}")
+    if args.simulator_us < 0:
+        parser.error(f"--simulator-us must be at least 0, not {args.simulator_us:g}")
+    if args.json is not None and not args.json.parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {args.json.parent}")
     logging.basicConfig(level=logging.WARNING)
     policy: dict[str, Any] = {
         "obs_size": args.obs,
@@ -156,7 +172,10 @@ def main() -> int:
     mailbox.publish(values, 1)
     layout = RowLayout(args.obs, args.actions)
     cluster = RayCluster(RayConfig(), mailbox)
-    cluster.connect(args.workers)
+    try:
+        cluster.connect(args.workers)
+    except ConfigError as error:
+        parser.error(str(error))
     pools: dict[str, WorkerPool] = {}
     found: dict[str, list[dict[str, Any]]] = {"local": [], "ray": []}
     try:

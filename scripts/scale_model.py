@@ -102,7 +102,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the line and leave with status 2."""
-        self.exit(2, f"scale_model: error: {' '.join(message.split())}\n")
+        self.exit(2, f"{Path(self.prog).stem}: error: {' '.join(message.split())}\n")
 
 
 def positive(text: str) -> float:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from claw_lightning.errors import ConfigError
 from claw_lightning.pool import LocalWorker
 from claw_lightning.rollout.envs.diagnostic import CodedEnv
 from tests.builders import collector_of
@@ -135,3 +136,31 @@ def test_a_whole_check_of_real_workers(check, monkeypatch, tmp_path, capsys):
     # Both kinds of workers are told apart, and both compute.
     assert all(turn["parts"]["worker"] >= 320 * 40e-6 for turns in found["turns"].values() for turn in turns)
     assert "costs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (["--rows", "0"], "--rows"),
+        (["--obs", "9"], "--obs must be at least 10"),
+        (["--simulator-us", "-1"], "--simulator-us"),
+        (["--json", "no/such/folder/x.json"], "no/such/folder"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(check, monkeypatch, capsys, arguments, word):
+    monkeypatch.setattr("sys.argv", ["ray_check.py", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        check.main()
+    text = capsys.readouterr().err
+    assert caught.value.code == 2 and text.startswith("ray_check: error: ") and text.count("\n") == 1 and word in text
+
+
+def test_a_missing_package_is_told_in_one_line(check, monkeypatch, capsys):
+    def connect(*_):
+        raise ConfigError("data.collector ray needs the package ray")
+
+    monkeypatch.setattr(check.RayCluster, "connect", connect)
+    monkeypatch.setattr("sys.argv", ["ray_check.py"])
+    with pytest.raises(SystemExit) as caught:
+        check.main()
+    assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1
