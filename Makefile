@@ -6,8 +6,8 @@ PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c "" 2>/dev/null && { e
 CONFIG ?= conf/hand_reach_dense.yaml
 ARGS ?=
 PYTEST_ARGS ?=
-# Files of tests are run side by side by so many processes; most of a test is waiting for processes of its own.
-TEST_PROCESSES ?= 2
+# So many files of tests are run side by side; 0: one after the other, which disturbs tests with deadlines least.
+TEST_PROCESSES ?= 0
 
 VENV := .venv
 BIN := $(VENV)/bin
