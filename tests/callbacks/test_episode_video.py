@@ -49,9 +49,9 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def command(camera, *more):
-    Path("camera_env.py").write_text(CAMERA)
+    Path("film_env.py").write_text(CAMERA)
     return [
-        *FAST, f"--data.env=camera_env.{camera}", "--data.env.task=Pendulum-v1", "--data.max_env_steps=200",
+        *FAST, f"--data.env=film_env.{camera}", "--data.env.task=Pendulum-v1", "--data.max_env_steps=200",
         "--data.env.make_kwargs={max_episode_steps: 47}", "--trainer.check_val_every_n_epoch=100",
         "--trainer.callbacks+=EpisodeVideo", "--trainer.callbacks.share=1", "--trainer.callbacks.height=20", *more,
     ]  # fmt: skip
