@@ -6,8 +6,6 @@ PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c "" 2>/dev/null && { e
 CONFIG ?= conf/hand_reach_dense.yaml
 ARGS ?=
 PYTEST_ARGS ?=
-# So many files of tests are run side by side; 0: one after the other, which disturbs tests with deadlines least.
-TEST_PROCESSES ?= 0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -47,7 +45,7 @@ train: $(SETUP)  ## train: make train CONFIG=conf/pendulum.yaml ARGS="--trainer.
 	$(BIN)/lightning fit --config $(CONFIG) $(ARGS)
 
 test: lint  ## lint, then all tests: make test PYTEST_ARGS="-m 'not slow'"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(SETUP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
