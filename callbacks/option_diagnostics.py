@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from claw_lightning import losses
 from claw_lightning.checks import check_types
 from claw_lightning.errors import ConfigError
 from claw_lightning.hooks import UpdateCallback
@@ -134,14 +135,13 @@ class OptionDiagnostics(UpdateCallback):
         if policy.num_options < 2:
             return values
         probs, beta = policy.option_probs(rows.obs), policy.beta(rows.obs)
-        values["entropy/option_policy"] = float(torch.special.entr(probs).sum(1).mean())
+        values["entropy/option_policy"] = float(losses.categorical_entropy(probs).mean())
         arrives = rows.previous >= 0 if rows.previous is not None else torch.zeros_like(rows.terminated)
         if bool(arrives.any()):
             assert rows.previous is not None
             option = rows.previous[arrives]
             ending = beta[arrives].gather(1, option.unsqueeze(1)).squeeze(1)
-            entropy = torch.special.entr(ending) + torch.special.entr(1.0 - ending)
-            values["entropy/termination"] = float(entropy.mean())
+            values["entropy/termination"] = float(losses.bernoulli_entropy(ending).mean())
             self._write_histograms(module, option, ending)
         divergence = action_divergence(policy.actor, raw)
         values |= _over_pairs("option/action_divergence", divergence, "min")
@@ -151,7 +151,7 @@ class OptionDiagnostics(UpdateCallback):
         actor = module.policy.actor
         raw = raw[torch.arange(len(raw), device=raw.device), option]
         if actor.kind == "categorical":
-            return torch.special.entr(raw.float().softmax(-1)).sum(-1).mean()
+            return losses.categorical_entropy(raw.float().softmax(-1)).mean()
         mean, std = actor.gaussian(raw)
         noise = torch.randn(mean.shape, generator=self._generator).to(mean.device)
         return -actor.log_prob(raw, torch.tanh(mean + std * noise)).mean()
@@ -177,7 +177,7 @@ class OptionDiagnostics(UpdateCallback):
         if not bool(weight.isfinite().all()):  # they have no singular values
             return {}
         singular = torch.linalg.svdvals(weight)
-        rank = torch.special.entr(singular / singular.sum()).sum().exp()
+        rank = losses.categorical_entropy(singular / singular.sum()).exp()
         directions = torch.nn.functional.normalize(weight, dim=1)
         cosines = _over_pairs("option/embedding_cosine", directions @ directions.T, "max")
         return {"option/embedding_rank": float(rank), **cosines}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from claw_lightning import losses
 from claw_lightning.minibatch import Minibatch, beside
 from claw_lightning.replay.batch import TENSORS, ReplayBatch
 from claw_lightning.rollout.networks import OptionActor, Policy
@@ -87,7 +88,7 @@ def action_divergence(actor: OptionActor, raw: Tensor) -> Tensor:
     elif actor.kind == "gaussian":
         mean, std = actor.gaussian(raw)
         (m, s), (n, t) = ([x.unsqueeze(axis) for x in (mean, std)] for axis in (2, 1))
-        kl = ((t / s).log() + (s.square() + (m - n).square()) / (2.0 * t.square()) - 0.5).sum(-1)
+        kl = losses.gaussian_kl(m, s, n, t)
     else:
         action = actor.mean_action(raw).float()
         return (action.unsqueeze(2) - action.unsqueeze(1)).square().mean((0, 3)).sqrt()

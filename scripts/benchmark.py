@@ -31,7 +31,6 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -74,6 +73,7 @@ from benchmark_scale import (
 from compare_sb3 import stop_on_signal
 from measuring import CLOCKS, DISTRIBUTIONS, Bench, Results, Row, one_line, readme_table
 from peer_environments import DEFAULT_FOLDER, RECIPES, BuildError, build
+from peers.serve import versions
 
 
 class Suite(NamedTuple):
@@ -229,17 +229,6 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def describe_versions() -> dict[str, str]:
-    """Of the interpreter and all packages that take part."""
-    found = {"python": platform.python_version()}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
@@ -253,7 +242,7 @@ def measure_suite(args: argparse.Namespace) -> Results:
     suite = SUITES[args.suite]
     settings = {name: value for name, value in vars(args).items() if name not in ("suite", "json")}
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    results = Results(args.suite, settings, describe_machine(), describe_versions())
+    results = Results(args.suite, settings, describe_machine(), versions(DISTRIBUTIONS))
     machine = results.machine
     print(
         f"threads: {machine['threads']}; cores: {machine['cores']}; load: {machine['load'][0]}; {machine['processor']}"

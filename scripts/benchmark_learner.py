@@ -101,9 +101,7 @@ def with_floor(found: dict[str, list[float]]) -> dict[str, list[float]]:
 def measure_td3(bench: Bench) -> None:
     """Rows 1, 2 and 3."""
     batch = bench.args.batch
-    fast = fit_arm(
-        bench, LARGE_BATCH, precision=bench.args.precision or ("bf16-mixed" if has_bfloat16() else "32-true")
-    )
+    fast = fit_arm(bench, LARGE_BATCH, precision=fast_precision(bench.args))
     arms = {"fit": fit_arm(bench, batch), **bare_arms(bench, batch), "fit_fast": fast, **peer_arms(bench, "td3")}
     found = with_floor(rates(measure_served(bench, "td3", arms, "updates/s")))
     samples = {"fit_fast": LARGE_BATCH, "stable-baselines3": batch}

@@ -223,9 +223,10 @@ class OptionAgent:
             else:
                 uniform = self._rng.random(self.num_lanes) < uniform_probability
                 drawn_uniformly = self._uniform_action(action.shape, uniform_probability)
+            replaced = uniform[:, None]
             if self._uniform_components < 1.0:
-                uniform = uniform[:, None] & ~np.isnan(drawn_uniformly)
-            np.copyto(action, drawn_uniformly, "same_kind", uniform if uniform.ndim > 1 else uniform[:, None])
+                replaced = replaced & ~np.isnan(drawn_uniformly)
+            np.copyto(action, drawn_uniformly, "same_kind", replaced)
         if actor.kind == "categorical":
             log_prob = actor.log_prob(raw, torch.from_numpy(action)).numpy()
         else:

@@ -91,12 +91,12 @@ class Channel:
         self.answer(ready=True, versions=versions(), affinity=sorted(os.sched_getaffinity(0)), threads=threads)
 
 
-def versions():
-    """Of this interpreter and the packages in it that matter."""
+def versions(names=DISTRIBUTIONS):
+    """Of this interpreter and those of the named packages that are in it."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": sys.version.split()[0]}
-    for name in DISTRIBUTIONS:
+    for name in names:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
