@@ -1283,13 +1283,13 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def _on_event(self, kind: str, worker: Worker, **details: Any) -> None:
         index = worker.command.settings["worker"]
-        self._tell(f"worker_{index}", kind, details)
+        self._tell(worker, kind, details)
         if self._events is not None:
             if kind == "start":
                 details["configure"] = worker.command.settings["configure"]
             self._events.write(kind, worker=index, **details)
 
-    def _tell(self, name: str, kind: str, details: dict[str, Any]) -> None:
+    def _tell(self, worker: Worker, kind: str, details: dict[str, Any]) -> None:
         """Tell listeners of an event of a pool, in their words."""
         what, pid = str(details.get("what", "")), details.get("pid")
         told = {
@@ -1300,18 +1300,20 @@ class ReplayDataModule(pl.LightningDataModule):
             "lost": [(details.get("cause", "death"), what), ("give_up", str(details.get("reason", "")))],
         }
         for event, detail in told.get(kind, []):
-            for listener in self.worker_listeners:
-                listener(event, name, detail)
+            self._tell_listeners(event, worker, detail)
+
+    def _tell_listeners(self, event: str, worker: Worker, detail: str) -> None:
+        settings = worker.command.settings
+        name = "evaluator" if settings["mode"] == "evaluate" else f"worker_{settings['worker']}"
+        for listener in self.worker_listeners:
+            listener(event, name, detail)
 
     def _tell_of_the_end(self, *pools: WorkerPool | None) -> None:
         """Tell listeners that processes which still run are about to be stopped."""
         for pool in pools:
             for worker in pool.workers if pool is not None else ():
                 if worker.pid is not None and not worker.has_exited():
-                    settings = worker.command.settings
-                    name = "evaluator" if settings["mode"] == "evaluate" else f"worker_{settings['worker']}"
-                    for listener in self.worker_listeners:
-                        listener("stop", name, f"pid {worker.pid}")
+                    self._tell_listeners("stop", worker, f"pid {worker.pid}")
 
     def supervise(self) -> None:
         """Notice dead and hung workers and replace them. To be called about once a second whatever the learner does.
@@ -1675,7 +1677,7 @@ class ReplayDataModule(pl.LightningDataModule):
             evaluator = LocalWorker("the evaluator", self._command(settings), fds, self.log_path("evaluator"))
             self._evaluator = WorkerPool(
                 [evaluator], self._on_evaluated, self._failure_policy(),
-                on_event=lambda kind, worker, **details: self._tell("evaluator", kind, details),
+                on_event=lambda kind, worker, **details: self._tell(worker, kind, details),
             )  # fmt: skip
             self._evaluator.start(wait=False)
         self._eval_mailbox.publish(policy.flatten(), 0)
