@@ -6,6 +6,8 @@ PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c "" 2>/dev/null && { e
 CONFIG ?= conf/hand_reach_dense.yaml
 ARGS ?=
 PYTEST_ARGS ?=
+# So many files of tests run side by side; 0: one after the other, in one process.
+TEST_PROCESSES ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ SCRIPTS := $(wildcard scripts/*.py)
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
-	@echo "variables: CONFIG=$(CONFIG) ARGS=\"--key value\" PYTEST_ARGS=\"-m 'not slow'\" PYTHON=$(PYTHON)"
+	@echo "variables: CONFIG=$(CONFIG) ARGS=\"--key value\" PYTEST_ARGS=\"-m 'not slow'\" TEST_PROCESSES=$(TEST_PROCESSES) PYTHON=$(PYTHON)"
 
 setup: $(SETUP)  ## create .venv with the project, its checks, the robotics simulators and ONNX
 
@@ -45,7 +47,7 @@ train: $(SETUP)  ## train: make train CONFIG=conf/pendulum.yaml ARGS="--trainer.
 	$(BIN)/lightning fit --config $(CONFIG) $(ARGS)
 
 test: lint  ## lint, then all tests: make test PYTEST_ARGS="-m 'not slow'"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(SETUP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

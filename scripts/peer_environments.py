@@ -7,13 +7,14 @@ have the torch of constraints.txt, and as many of its other versions as the pack
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,14 +83,15 @@ def missing(folder: Path, name: str) -> str | None:
     """Why there is no environment of a package that can be used; None: there is."""
     if not python_of(folder, name).exists():
         return f"no environment of {name} in {folder}: scripts/benchmark.py peers --against {name}"
-    if _read_stamp(folder / name) != fingerprint(name):
+    if _read_stamp(folder / name) != fingerprint(name, _installed(folder / name)):
         return f"{folder / name} is unfinished or of other versions: scripts/benchmark.py peers --against {name}"
     return None
 
 
-def fingerprint(name: str) -> str:
-    """Of all that decides what an environment holds."""
-    content = json.dumps([RECIPES[name], SIMULATORS, constraints_of(name), sys.version_info[:2]])
+def fingerprint(name: str, installed: Container[str]) -> str:
+    """Of all that decides what an environment holds: pins of what is not installed there (PEP 503 names) do not."""
+    pins = [line for line in constraints_of(name) if _normal(line.partition("==")[0]) in installed]
+    content = json.dumps([RECIPES[name], SIMULATORS, pins, sys.version_info[:2]])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -136,7 +138,7 @@ def build(folder: Path, name: str, run: Run | None = None) -> Path:
     run([*install, torch, *named, *recipe.beside, *SIMULATORS], log)
     check = f"import torch, {recipe.module}; assert torch.__version__.split('+')[0] == {torch[7:]!r}, torch.__version__"
     run([python, "-c", check], log)
-    stamp = {"fingerprint": fingerprint(name), "seconds": round(time.monotonic() - started, 1)}
+    stamp = {"fingerprint": fingerprint(name, _installed(target)), "seconds": round(time.monotonic() - started, 1)}
     (target / STAMP).write_text(json.dumps(stamp) + "\n")
     return Path(python)
 
@@ -179,6 +181,12 @@ def _read_stamp(target: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found
+
+
+def _installed(target: Path) -> set[str]:
+    """Names of what an environment holds."""
+    packages = [str(path) for path in target.glob("lib/python*/site-packages")]
+    return {_normal(each.name) for each in importlib.metadata.distributions(path=packages)}
 
 
 def _normal(name: str) -> str:

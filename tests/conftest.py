@@ -8,9 +8,11 @@ import pytest
 
 from claw_lightning import configs
 
-# Started in the background of a script, a process ignores Ctrl-C, and so would all that the tests start and interrupt.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background of a script or by nohup, a process ignores Ctrl-C or the terminal's end, and so would all
+# that the tests start and send these signals.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -224,7 +224,8 @@ def exits_with_zero(*arguments):
     assert leave.value.code in (0, None)
 
 
-def test_help_of_command_and_subcommand(capsys):
+def test_help_of_command_and_subcommand(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")  # texts are shortened to the terminal's width
     exits_with_zero("--help")
     out = capsys.readouterr().out
     assert "{fit,validate,test,predict}" in out and "dexterous robot hands" in out

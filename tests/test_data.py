@@ -552,7 +552,7 @@ def test_what_is_named_as_an_interpreter_and_is_none_is_told_with_its_key(
 def test_listeners_hear_of_workers_in_plain_words():
     data, heard = make_data(), []
     data.worker_listeners.append(lambda *told: heard.append(told))
-    worker = SimpleNamespace(command=SimpleNamespace(settings={"worker": 1}))
+    worker = SimpleNamespace(command=SimpleNamespace(settings={"worker": 1, "mode": "collect"}))
     data._on_event("start", worker, pid=5, generation=0)
     data._on_event("failure", worker, pid=5, what="was silent", head=3, delay=0.0, cause="hang")
     data._on_event("start", worker, pid=6, generation=1)

@@ -60,6 +60,25 @@ def test_what_is_there_is_not_built_again_unless_it_would_be_another(tmp_path, m
     assert "peers --against skrl" in environments.missing(tmp_path, "skrl")
 
 
+def test_of_the_pins_those_of_what_is_there_count(tmp_path, monkeypatch):
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("torch==2.13.0\nnumpy==2.4.6\npytest==9.2.0\n")
+    monkeypatch.setattr(environments, "CONSTRAINTS", constraints)
+    package = tmp_path / "skrl/lib/python3.11/site-packages/NumPy-2.4.6.dist-info"
+    pip = Pip(tmp_path)
+
+    def run(command, log):
+        pip(command, log)
+        package.mkdir(parents=True, exist_ok=True)
+        (package / "METADATA").write_text("Name: NumPy\nVersion: 2.4.6\n")
+
+    environments.build(tmp_path, "skrl", run)
+    constraints.write_text(constraints.read_text().replace("9.2.0", "9.3.0"))
+    assert environments.missing(tmp_path, "skrl") is None
+    constraints.write_text(constraints.read_text().replace("2.4.6", "2.5.0"))
+    assert "other versions" in environments.missing(tmp_path, "skrl")
+
+
 def test_an_unfinished_environment_is_missing(tmp_path):
     assert "no environment of skrl" in environments.missing(tmp_path, "skrl")
     with pytest.raises(environments.BuildError, match="no such thing"):
