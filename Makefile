@@ -47,7 +47,7 @@ train: $(SETUP)  ## train: make train CONFIG=conf/pendulum.yaml ARGS="--trainer.
 	$(BIN)/lightning fit --config $(CONFIG) $(ARGS)
 
 test: lint  ## lint, then all tests: make test PYTEST_ARGS="-m 'not slow'"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(SETUP)  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

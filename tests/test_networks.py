@@ -2,11 +2,13 @@
 
 import sys
 import types
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from claw_lightning import networks
 from claw_lightning.networks import DiscreteCritic, StackedLinear, TwinCritic
 from claw_lightning.rollout.networks import NetworkBlock
 
@@ -163,3 +165,46 @@ def test_critics_with_a_block_of_the_users_own(monkeypatch):
         torch.testing.assert_close(one, every[:, torch.arange(5), option])
         if isinstance(critic, TwinCritic):
             torch.testing.assert_close(critic.forward_all(obs, actions, 1), every[:1])
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_relu_networks_have_the_gradients_of_their_layers(depth, count, frozen):
+    """Values and gradients by PyTorch's own graph; of networks that are not asked for: zeros."""
+    torch.manual_seed(3)
+    sizes = [5, *[7] * (depth - 1), 2]
+    layers = [networks.StackedLinear(2, a, b) for a, b in pairwise(sizes)]
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+    for p in parameters:
+        p.data.normal_().requires_grad_(not frozen)
+    x = torch.randn(6, 5, requires_grad=True)
+    plain = []
+    for c in range(count):
+        h = x
+        for layer in layers:
+            h = (torch.relu(h) if layer is not layers[0] else h) @ layer.weight[c] + layer.bias[c]
+        plain.append(h)
+    weight = torch.randn(count, 6, 2)
+    wanted = [x] if frozen else [x, *parameters]
+    expected = torch.autograd.grad((torch.stack(plain) * weight).sum(), wanted)
+    out = networks.ReluNetworks.apply(count, x, *parameters)
+    torch.testing.assert_close(out, torch.stack(plain))
+    for found, right in zip(torch.autograd.grad((out * weight).sum(), wanted), expected, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("num_options", [1, 3])
+def test_the_critics_are_the_same_in_one_node_and_layer_by_layer(num_options, monkeypatch):
+    torch.manual_seed(4)
+    critic = networks.TwinCritic(4, 2, num_options, [8, 8], "relu")
+    for p in critic.parameters():
+        p.data.normal_()
+    obs, action, option = torch.randn(5, 4), torch.randn(5, 2, requires_grad=True), torch.arange(5) % num_options
+    found = []
+    for plain in (True, False):
+        monkeypatch.setattr(networks.TwinCritic, "_is_plain", plain)
+        q = critic(obs, action, option)
+        found.append((q, *torch.autograd.grad(q.square().sum(), [action, *critic.parameters()])))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -44,7 +44,17 @@ CONNECT_SECONDS = 10.0
 #: Signals whose handlers Ray replaces.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
+#: Of the environment: ``token`` or ``disabled``; unset, it depends on who asks and on what lies in ~/.ray.
+AUTH_MODE = "RAY_AUTH_MODE"
 MISSING = "data.collector ray needs the package ray: pip install 'claw-lightning[ray]'; or set data.collector local"
+
+
+def token_hint() -> str:
+    """What to add where a cluster does not answer: by an address Ray uses the token of ~/.ray only if told to."""
+    has_token = (Path.home() / ".ray" / "auth_token").is_file() or "RAY_AUTH_TOKEN" in os.environ
+    if AUTH_MODE in os.environ or not has_token:
+        return ""
+    return f"; if it was started where there was a token (ray get-auth-token), set {AUTH_MODE}=token here too"
 
 
 def import_ray() -> Any:
@@ -122,6 +132,9 @@ class RayCluster:
         Raises:
             ConfigError: Ray is not installed, does not answer, or has other versions; one line with the cure.
         """
+        if self.config.address is None:
+            # As Ray itself does for a cluster that it starts; the other ranks, which join it by its address, must too.
+            os.environ.setdefault(AUTH_MODE, "token")
         ray = self._ray = import_ray()
         if not ray.is_initialized():
             self._init(ray, num_workers, address or self.config.address)
@@ -162,7 +175,7 @@ class RayCluster:
                 raise ConfigError(f"data.collector ray: no cluster can be started here ({reason:.500})") from error
             raise ConfigError(
                 f"data.ray.address: the cluster at {address} cannot be joined ({reason:.500}); start one with "
-                "`ray start --head`, or leave data.ray.address out for one on this machine"
+                f"`ray start --head`, or leave data.ray.address out for one on this machine{token_hint()}"
             ) from error
         wanted = num_workers * self.config.num_gpus
         found = ray.cluster_resources().get("GPU", 0.0) if address is None else math.inf

@@ -14,14 +14,13 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from serve import ACTION, OBS, cores, cpu_seconds
+from serve import cores, cpu_seconds
 
 from claw_lightning.data import EnvConfig, ReplayDataModule
 from claw_lightning.exploration import Exploration
 from claw_lightning.hooks import UpdateCallback
 from claw_lightning.module import OptionCritic
 from claw_lightning.rate import RateLimiter
-from claw_lightning.rollout.envs.base import EnvSpec, StepResult, VectorEnv
 from claw_lightning.trainer import make_trainer
 
 #: Of peers too: TD3 as its paper has it, and what the recipe of compare_sb3.py shares.
@@ -41,48 +40,6 @@ MODEL = {
 SAC = {"actor": "gaussian", "target_delay": 1, "policy_delay": 1, "tau": 0.005}
 DATA = {"num_workers": 1, "envs_per_worker": 16, "capacity": 1_000_000, "updates_per_step": 8, "learner_threads": 1}
 FILLED = "benchmark-stand-in"
-EPISODE = 50
-
-
-class StandIn(VectorEnv):
-    """Rows of HandReach's sizes from a simulator that computes as long as the hand's does, once the memory is filled.
-
-    Args:
-        task: a name.
-        num_envs: lanes.
-        seed: of the rows.
-        fill: environment steps that cost nothing, so that a memory is full in seconds.
-        pause: seconds of computing per environment step after those.
-    """
-
-    may_be_built_twice = True
-    reuses_buffers = False
-
-    def __init__(self, task: str, num_envs: int = 1, seed: int = 0, fill: int = 0, pause: float = 7e-4) -> None:
-        self.num_envs, self.free, self.pause, self.step_count = num_envs, fill, pause, 0
-        bound = [1.0] * ACTION
-        self.spec = EnvSpec(task, OBS, ACTION, [-1.0] * ACTION, bound, max_episode_steps=EPISODE)
-        rng = np.random.default_rng(seed)
-        self.obs = rng.standard_normal((64, num_envs, OBS), np.float32)
-        self.reward = rng.standard_normal((64, num_envs), np.float32)
-
-    def reset(self, seed: int | None = None) -> np.ndarray:
-        """First rows."""
-        return self.obs[0]
-
-    def step(self, action: np.ndarray) -> StepResult:
-        """The next rows; episodes of all lanes end together, a border follows."""
-        if self.free > 0:
-            self.free -= self.num_envs
-        else:
-            until = time.perf_counter() + self.pause * self.num_envs
-            while time.perf_counter() < until:
-                pass
-        place = self.step_count % (EPISODE + 1)
-        self.step_count += 1
-        row, no = self.step_count % 64, np.zeros(self.num_envs, bool)
-        ends, border = no | (place == EPISODE - 1), no | (place == EPISODE)
-        return StepResult(self.obs[row], self.reward[row], no, ends, None, None, border, {})
 
 
 def env_config(settings: dict[str, Any]) -> EnvConfig:
@@ -91,7 +48,7 @@ def env_config(settings: dict[str, Any]) -> EnvConfig:
         return EnvConfig(settings.get("adapter", "EnvPoolEnv"), {"task": settings["task"]})
     rows = settings["rows"]
     # Workers import it by name.
-    return EnvConfig("claw.StandIn", {"task": FILLED, "fill": rows, "pause": settings.get("pause", 7e-4)})
+    return EnvConfig("stand_in.StandIn", {"task": FILLED, "fill": rows, "pause": settings.get("pause", 7e-4)})
 
 
 def make_run(settings: dict[str, Any], callbacks: list[pl.Callback]) -> tuple[OptionCritic, ReplayDataModule, Any]:
@@ -125,10 +82,9 @@ def make_run(settings: dict[str, Any], callbacks: list[pl.Callback]) -> tuple[Op
 
 
 def stand_in_folder() -> str:
-    """A folder of this file and the one that it imports alone: theirs holds files that are named like packages."""
+    """A folder of that file alone: the one where it lies holds files that are named like packages."""
     folder = Path(tempfile.mkdtemp(prefix="claw-benchmark-env-"))
-    for name in ("claw.py", "serve.py"):
-        (folder / name).symlink_to(Path(__file__).parent / name)
+    (folder / "stand_in.py").symlink_to(Path(__file__).parent / "stand_in.py")
     return str(folder)
 
 

@@ -123,6 +123,15 @@ def test_rows_are_whole_and_a_worker_of_a_lost_node_goes_on_at_another(rig, node
     assert "lanes of coded" in Path(pool.workers[0].log_path).read_text()
 
 
-def test_a_cluster_that_does_not_answer_is_told_in_one_line():
-    with pytest.raises(ConfigError, match=r"data\.ray\.address: the cluster at 127\.0\.0\.1:1 cannot be joined"):
+def test_a_cluster_that_does_not_answer_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"data\.ray\.address: the cluster at 127\.0\.0\.1:1 cannot be joined .*this machine$"
+    ):
+        RayCluster(RayConfig(address="127.0.0.1:1"), Mailbox(1)).connect(1)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret")
+    with pytest.raises(ConfigError, match=r"cannot be joined .*; if .* a token .*, set RAY_AUTH_MODE=token here too$"):
         RayCluster(RayConfig(address="127.0.0.1:1"), Mailbox(1)).connect(1)

@@ -1,5 +1,6 @@
 """RemoteWorker: what supervision, limits and logs see of a worker elsewhere; hosts are called in this process."""
 
+import os
 import signal
 import sys
 import threading
@@ -281,3 +282,19 @@ def test_signals_and_uncaught_errors_stay_with_whom_they_belong_to():
 def test_settings_without_meaning_are_refused_in_one_line(settings, line):
     with pytest.raises(ConfigError, match=line):
         RayConfig(**settings)
+
+
+def test_all_ranks_of_a_run_have_the_token_of_its_own_cluster(monkeypatch):
+    class NoRayError(Exception):
+        pass
+
+    def import_ray():
+        raise NoRayError
+
+    monkeypatch.setattr(cluster_module, "import_ray", import_ray)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # put back after the test
+    for config, mode in ((RayConfig(address="head:6379"), None), (RayConfig(), "token")):
+        monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+        with pytest.raises(NoRayError):
+            RayCluster(config, Mailbox(1)).connect(1, "10.0.0.1:6379")
+        assert os.environ.get("RAY_AUTH_MODE") == mode
