@@ -196,7 +196,7 @@ def measure_memory(bench: Bench) -> None:
 
 LEARNER_ROWS: Mapping[str, Row] = {
     "1.256": Row("td3", ("fit", "bare"), "updates/s in fit over a bare loop, batch 256", Target(0.9, True)),
-    "1.1024": Row("td3_large", ("fit", "bare"), "the same, batch 1,024", Target(0.95, True)),
+    "1.1024": Row("td3_large", ("fit", "bare"), "updates/s in fit over a bare loop, batch 1,024", Target(0.95, True)),
     **{
         f"2.{name}": Row(
             algorithm, ("fit", name), f"{algorithm.upper()} updates/s in fit over {name}", Target(least, True)
