@@ -170,7 +170,8 @@ def test_critics_with_a_block_of_the_users_own(monkeypatch):
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_relu_networks_have_the_gradients_of_their_layers(depth, count, frozen):
+@pytest.mark.parametrize("wanted_inputs", [(0,), (1,), (0, 1)])
+def test_relu_networks_have_the_gradients_of_their_layers(depth, count, frozen, wanted_inputs):
     """Values and gradients by PyTorch's own graph; of networks that are not asked for: zeros."""
     torch.manual_seed(3)
     sizes = [5, *[7] * (depth - 1), 2]
@@ -178,17 +179,17 @@ def test_relu_networks_have_the_gradients_of_their_layers(depth, count, frozen):
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     for p in parameters:
         p.data.normal_().requires_grad_(not frozen)
-    x = torch.randn(6, 5, requires_grad=True)
+    inputs = [torch.randn(6, size, requires_grad=side in wanted_inputs) for side, size in enumerate((3, 2))]
     plain = []
     for c in range(count):
-        h = x
+        h = torch.cat(inputs, 1)
         for layer in layers:
             h = (torch.relu(h) if layer is not layers[0] else h) @ layer.weight[c] + layer.bias[c]
         plain.append(h)
     weight = torch.randn(count, 6, 2)
-    wanted = [x] if frozen else [x, *parameters]
+    wanted = [inputs[side] for side in wanted_inputs] + ([] if frozen else parameters)
     expected = torch.autograd.grad((torch.stack(plain) * weight).sum(), wanted)
-    out = networks.ReluNetworks.apply(count, x, *parameters)
+    out = networks.ReluNetworks.apply(count, *inputs, *parameters)
     torch.testing.assert_close(out, torch.stack(plain))
     for found, right in zip(torch.autograd.grad((out * weight).sum(), wanted), expected, strict=True):
         torch.testing.assert_close(found, right)
