@@ -370,6 +370,9 @@ class Sb3Agent:
     def __init__(self, actor: Any, mean: np.ndarray, var: np.ndarray, epsilon: float) -> None:
         self.actor, self.mean, self.scale = actor, mean, np.sqrt(var + epsilon)
 
+    def reseed(self, seed: int) -> None:
+        """Nothing is drawn."""
+
     def act(self, obs: np.ndarray, first: np.ndarray, image: np.ndarray | None = None) -> Any:
         """Actions [N, A] for raw observations [N, O]."""
         import torch

@@ -172,6 +172,9 @@ def play_actor(actor, task, episodes):
     class Agent:
         num_options = 1
 
+        def reseed(self, seed):
+            """Nothing is drawn."""
+
         def act(self, obs, first, image=None):
             with torch.no_grad():
                 action = actor(torch.from_numpy(np.asarray(obs, np.float32))).numpy()

@@ -17,14 +17,15 @@ from claw_lightning.rollout.envs.base import StepResult
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_script():
-    spec = importlib.util.spec_from_file_location("compare_sb3", ROOT / "scripts" / "compare_sb3.py")
+def load_script(name="compare_sb3"):
+    spec = importlib.util.spec_from_file_location(name.rpartition("/")[2], ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 compare = load_script()
+play_actor = load_script("peers/serve").play_actor
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -310,6 +311,18 @@ def test_agent_of_the_other_arm_clips_normalised_observations():
     decision = agent.act(np.array([[3.0], [100.0]], np.float32), np.array([True, False]))
     assert decision.action.ravel().tolist() == [1.0, 5.0] and decision.action.dtype == np.float32
     assert decision.option.tolist() == [0, 0]
+
+
+def test_both_agents_of_other_packages_play_the_shared_evaluation():
+    import torch
+
+    def actor(x):
+        return torch.zeros(len(x), 1)
+
+    agent = compare.Sb3Agent(actor, np.zeros(3), np.ones(3), 1e-8)
+    found = compare.play(agent, 2, "Pendulum-v1")
+    assert found["episodes"] == 2 and found["return"] < -100.0
+    assert play_actor(actor, "Pendulum-v1", 2) == found["return"]
 
 
 def test_help_starts_without_the_other_library():
