@@ -66,9 +66,8 @@ compare: $(SETUP_COMPARE)  ## compare with stable-baselines3 on the same task
 
 # Peers are measured where their environments are there (scripts/benchmark.py peers); CI has none.
 benchmark-smoke: $(SETUP)  ## every suite of the benchmark for seconds: does everything run?
-	@for suite in learner collect replay endtoend scale callbacks faults; do \
-		$(BIN)/python scripts/benchmark.py $$suite --quick --strict $(ARGS) || exit 1; \
-	done
+	@printf '%s\n' endtoend faults callbacks learner collect replay scale | \
+		xargs -P 2 -I '{}' $(BIN)/python scripts/benchmark.py '{}' --quick --strict $(ARGS)
 
 clean:  ## remove builds and caches (not .venv, not runs/)
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

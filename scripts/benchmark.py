@@ -121,7 +121,7 @@ SUITES = {
     ),
     "callbacks": Suite(
         "what the callbacks that watch cost a run",
-        CALLBACK_ROWS, run_callbacks, add_callback_arguments, check_callback_arguments, {"steps": 8},
+        CALLBACK_ROWS, run_callbacks, add_callback_arguments, check_callback_arguments, {"steps": 40},
     ),
     "faults": Suite(
         "what a killed and a stopped worker do to a run",

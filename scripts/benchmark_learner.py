@@ -227,7 +227,7 @@ GROUPS = {
 }
 LEARNER_GROUPS = tuple(GROUPS)
 #: The other groups have the same arms in other sizes.
-LEARNER_QUICK = {"rows": 2048, "memory_rows": 4096, "no_compile": True, "groups": ("options", "publish")}
+LEARNER_QUICK = {"rows": 2048, "memory_rows": 4096, "no_compile": True, "groups": ("publish",)}
 
 
 def run_learner(bench: Bench) -> None:
