@@ -209,3 +209,28 @@ def test_the_critics_are_the_same_in_one_node_and_layer_by_layer(num_options, mo
         found.append((q, *torch.autograd.grad(q.square().sum(), [action, *critic.parameters()])))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_penalty_on_the_gradients_of_the_critics_is_learned_from(monkeypatch):
+    torch.manual_seed(5)
+    critic = networks.TwinCritic(4, 2, 1, [8, 8], "relu")
+    for p in critic.parameters():
+        p.data.normal_()
+    obs, action, option = torch.randn(5, 4), torch.randn(5, 2, requires_grad=True), torch.zeros(5, dtype=torch.int64)
+    found = []
+    for plain in (True, False):
+        monkeypatch.setattr(networks.TwinCritic, "_is_plain", plain)
+        (slope,) = torch.autograd.grad(critic(obs, action, option).sum(), action, create_graph=True)
+        weights = [critic.obs_layer.weight, critic.action_layer.weight, critic.hidden[0].weight, critic.last.weight]
+        found.append((slope, *torch.autograd.grad(slope.square().sum(), weights, materialize_grads=True)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    assert all(float(x.abs().sum()) > 0.0 for x in found[0][2:])
+
+
+def test_a_backward_pass_within_autocast_has_the_precision_of_the_forward_pass():
+    critic = networks.TwinCritic(4, 2, 1, [8, 8], "relu")
+    q = critic(torch.randn(5, 4), torch.randn(5, 2), torch.zeros(5, dtype=torch.int64))
+    with torch.autocast("cpu", torch.bfloat16):
+        q.sum().backward()
+    assert critic.hidden[0].weight.grad.dtype == torch.float32
